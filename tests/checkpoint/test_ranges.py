@@ -130,15 +130,16 @@ def test_a_block_that_came_damaged_is_asked_for_once_more(tmp_path, told, monkey
     assert torch.equal(reader.read("master", "head"), full["head"]["master"])
 
 
-def test_a_checkpoint_without_sums_is_read_file_by_file(tmp_path, told, monkeypatch):
+def test_of_a_checkpoint_without_sums_only_the_files_that_are_read_are_fetched(tmp_path, told, monkeypatch):
     """Those before there were sums."""
     config = configure(tmp_path)
     monkeypatch.setattr("trainer.checkpoint.format.BLOCK_BYTES", 0)
-    save(again(config, told), writers(config, 2), 2)
+    save(again(config, told), writers(config, 4), 2)
     shutil.rmtree(tmp_path / "run")
-    found = again(config, told).find()
-    assert torch.equal(ShardReader(found).read("master", "scale"), whole(2)["scale"]["master"])
-    assert list((tmp_path / "run").rglob("*.safetensors"))
+    read = ShardReader(again(config, told).find()).read("master", "model.embed.weight", 0, 100)
+    assert torch.equal(read, whole(2)["model.embed.weight"]["master"][:100])
+    (fetched,) = (tmp_path / "run").rglob("*.safetensors")
+    assert fetched.name == "rank-00000-of-00004.safetensors"
 
 
 @pytest.mark.parametrize(("sums", "size"), [("", 5), ("!", 5), (base64.b64encode(bytes(32)).decode(), 8)])

@@ -313,25 +313,6 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head):
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
 
 
-def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, monkeypatch):
-    one, gone = head.joined("w0", lost_s=0.2)
-    alive = head.worker("w1")
-    one.add_units([UNIT])
-    gone.send()
-    one.wait_for(UNIT)
-    gone.heartbeat.goodbye("the machine is taken away")
-    monkeypatch.setattr(roster, "FORGET_S", 0.5)
-
-    def forgotten() -> bool:
-        alive.join(one.attempt.name)
-        left = {key for folder in ("workers", "mail") for key, _ in alive.objects.storage.list(folder)}
-        return not any("w0" in key for key in left)
-
-    until(forgotten)
-    until(lambda: "w0" not in one.roster.workers)
-    assert alive.objects.storage.exists(worker_key("w1"))
-
-
 def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, monkeypatch):
     one, worker = head.joined("w0")
     one.add_units([UNIT])

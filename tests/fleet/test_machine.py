@@ -22,6 +22,7 @@ from trainer.fleet.fleet_records import HeadRecord
 from trainer.fleet.machine import RunOver, WorkerOnMachine, start_workers, tend_workers
 from trainer.fleet.objects import Objects, about_key, head_key
 from trainer.fleet.run_follower import RunFollower
+from trainer.storage.attempt_record import StartRecord
 from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
@@ -176,8 +177,7 @@ def head(objects: Objects, attempt: str, serial: int, state: Literal["running", 
 
 def attempt(record: Attempts, epoch: int, launch: str) -> str:
     name = f"{epoch}-{launch}"
-    started = {"epoch": epoch, "name": name, "launch": launch, "committed": 0, "host": "here"}
-    record.create(epoch, started | {"begun_unix_s": 0.0})
+    record.create(StartRecord(epoch, name, launch, committed=0, host="here", begun_unix_s=0.0))
     return name
 
 

@@ -23,7 +23,7 @@ from trainer.checkpoint.layout import (
     local_dir,
     remote_url,
 )
-from trainer.checkpoint.manifest import code_fingerprint, every_manifest, manifests_here, manifests_there
+from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
 from trainer.config import ConfigError, RunConfig, difference, of_teacher
 from trainer.config.run_store import CHECKPOINTS
 from trainer.storage import hub
@@ -81,18 +81,8 @@ def history_of(config: RunConfig, retry: RetryPolicy | None = None) -> Checkpoin
 
 def at_start(config: RunConfig, past: CheckpointHistory, storage: Storage | None) -> list[CheckpointKey]:
     """The checkpoints that count for an attempt of `config` that starts now, sorted."""
-    before = config.checkpoint.before
-    keys = checkpoint_keys(config, storage)
-    if before and not past.attempt:  # of a run whose record does not say yet what counts
-        kept = set()
-        manifests = list(manifests_here(local_dir(config)).values())
-        manifests += every_manifest(storage, Seal.of(config))[0].values() if storage else []
-        for manifest in manifests:
-            if manifest.get("before", 0) == before:
-                kept.add((manifest["step"], manifest.get("attempt", "")))
-        return sorted(key for key in keys if key[0] < before or key in kept)
     counts = rewound(config, past)
-    return sorted(key for key in keys if counts(*key))
+    return sorted(key for key in checkpoint_keys(config, storage) if counts(*key))
 
 
 def rewound(config: RunConfig, past: CheckpointHistory) -> Counts:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -37,21 +37,8 @@ QUANTIZATION = "quantization.json"
 on."""
 
 
-class Adapter(Protocol):
-    """An adapter's factors, wherever they are kept."""
-
-    lora: LoRA
-
-    @property
-    def dtype(self) -> str: ...
-
-    def names(self) -> list[str]: ...
-
-    def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor: ...
-
-
 def export_hf(
-    source: FoundCheckpoint | str | Path | Adapter,
+    source: Any,
     out_dir: str | Path,
     model_dir: str | Path,
     dtype: str = "bf16",
@@ -60,10 +47,11 @@ def export_hf(
 ) -> Path:
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 
-    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters
-    are merged into these in fp32 and rounded once, those of a base in 4 bits into what these stood for in
-    training. dtype: what is written, "bf16" or "fp32". The folder appears whole or not at all. Raises
-    ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
+    source: a checkpoint, its folder, or a run's adapter (`AdapterFolder`). model_dir gives config, tokenizer,
+    processor, chat template, and the weights that were frozen; adapters are merged into these in fp32 and
+    rounded once, those of a base in 4 bits into what these stood for in training. dtype: what is written,
+    "bf16" or "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's
+    folder, CorruptCheckpoint for a damaged checkpoint.
     """
     reader: Any = ShardReader(source) if isinstance(source, FoundCheckpoint | str | Path) else source
     out = Path(out_dir)
@@ -182,7 +170,7 @@ def _experts(model: Path) -> expert_files.Layout:
     return family.experts if family else ""
 
 
-def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Layout) -> Sources:
+def _frozen(model: Path, reader: Any, layout: expert_files.Layout) -> Sources:
     """The base model's tensors that were not trained, with their adapters. Older files name a parameter
     otherwise than the module does."""
     sources: Sources = {}
@@ -230,7 +218,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
     return sources
 
 
-def _origin(reader: ShardReader | Adapter) -> tuple[LoRA, str, bool]:
+def _origin(reader: Any) -> tuple[LoRA, str, bool]:
     """What wrote a checkpoint or an adapter: its adapter, what it computed in ("bf16" or "fp32"), and whether
     it froze the vision tower whole."""
     if not isinstance(reader, ShardReader):
@@ -242,7 +230,7 @@ def _origin(reader: ShardReader | Adapter) -> tuple[LoRA, str, bool]:
 
 def _read_merged(
     read: Callable[[int, int], torch.Tensor],
-    reader: ShardReader | Adapter,
+    reader: Any,
     lora: LoRA,
     stem: str,
     inputs: int,

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,24 @@ class LogPlace:
             about = self.header(archive, step, needed)
             return about, graded_of(about, dict(archive))
 
+    def copies(self, after: int = 0, needed: Collection[int] = ()) -> Iterator[tuple[int, LogCopy]]:
+        """(step, copy) of the logs of the steps after `after`: this disk's first. Raises StorageError,
+        ConfigError."""
+        for path in self.folder.glob("step-*.npz"):
+            match = LOCAL.fullmatch(path.name)
+            if match is not None and (step := int(match[1])) > after:
+                with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
+                    yield step, LogCopy(self.header(archive, step, needed)["epoch"])
+        for step, copy in self.in_store():
+            if step > after and self.may_have_written(copy.key):
+                yield step, copy
+
+    def in_store(self) -> Iterator[tuple[int, LogCopy]]:
+        for key, _ in self.storage.list() if self.storage else ():
+            match = OBJECT.fullmatch(key)
+            if match is not None:
+                yield int(match[1]), LogCopy(int(match[3]), key)
+
     def may_have_written(self, key: str) -> bool:
         """Whether an attempt of this run may have written an object: a stranger's, under a number that is the
         newest, would hide those of the run."""
@@ -155,24 +173,6 @@ class LoggedSteps:
         """Tells and counts what a log could not do; the run goes on."""
         self.failures += 1
         self.say(str(error))
-
-
-def log_files(folder: Path) -> Iterator[tuple[int, Path]]:
-    """The logs on this disk: (step, file)."""
-    for path in folder.glob("step-*.npz"):
-        match = LOCAL.fullmatch(path.name)
-        if match is not None:
-            yield int(match[1]), path
-
-
-def log_objects(storage: Storage | None) -> Iterator[tuple[int, int, str]]:
-    """The logs in the store: (step, number of the attempt that sampled it, key)."""
-    if storage is None:
-        return
-    for key, _ in storage.list():
-        match = OBJECT.fullmatch(key)
-        if match is not None:
-            yield int(match[1]), int(match[3]), key
 
 
 class RolloutLog:
@@ -299,8 +299,9 @@ class RolloutLog:
         logged.durable.add(step)
         rises = floor > self._floor
         if rises:
-            for older, path in log_files(place.folder):
-                if older <= floor:
+            for path in place.folder.glob("step-*.npz"):
+                match = LOCAL.fullmatch(path.name)
+                if match is not None and int(match[1]) <= floor:
                     path.unlink(missing_ok=True)
         logged.stored.discard(step)
         if place.storage:
@@ -320,7 +321,7 @@ class RolloutLog:
                 storage.put_bytes(key, place.seal.signed_archive(f"{ROLLOUTS}/{key}", data))
                 logged.stored.add(step)
             if floor:
-                storage.delete([key for older, _, key in log_objects(storage) if older <= floor])
+                storage.delete([copy.key for older, copy in place.in_store() if older <= floor])
         except (FileNotFoundError, AttemptFenced):
             # The file was dropped meanwhile, or the attempt is over, which the next commit says.
             return
@@ -353,18 +354,11 @@ class RolloutLog:
                 raise StorageError(f"the rollout log of step {step}, sampled ahead, is not in the store")
 
     def _find_copies(self, after: int) -> dict[int, list[LogCopy]]:
-        """Where the logs of the steps after `after` lie: this disk's first."""
-        place = self.place
+        """Where the logs of the steps after `after` lie."""
         copies: dict[int, list[LogCopy]] = {}
-        for step, path in log_files(place.folder):
-            if step > after:
-                with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
-                    epoch = place.header(archive, step, self._needed)["epoch"]
-                    copies.setdefault(step, []).append(LogCopy(epoch))
         try:
-            for step, attempt, key in log_objects(place.storage):
-                if step > after and place.may_have_written(key):
-                    copies.setdefault(step, []).append(LogCopy(attempt, key))
+            for step, copy in self.place.copies(after, self._needed):
+                copies.setdefault(step, []).append(copy)
         except (StorageError, ConfigError) as error:
             self._logged.failed(error)
         return copies
@@ -404,29 +398,18 @@ def logged_steps(
 
     What cannot be read is left out, with a line that says so.
     """
-    by_step: dict[int, list[tuple[int, Path | str]]] = {}
-    for step, path in log_files(folder):
-        with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
-            epoch = json.loads(archive["about"].tobytes())["epoch"]
-            by_step.setdefault(step, []).append((epoch, path))
-    for step, attempt, key in log_objects(storage):
-        by_step.setdefault(step, []).append((attempt, key))
-
+    place = LogPlace(folder, storage, seal, None, {}, _say)
+    by_step: dict[int, list[LogCopy]] = {}
+    for step, copy in place.copies():
+        by_step.setdefault(step, []).append(copy)
     newest = 0
-    for step, places in sorted(by_step.items()):
-        # The first place of the newest attempt: this disk's comes before the store's.
-        epoch, place = max(places, key=itemgetter(0))
-        if epoch < newest:
+    for step, copies in sorted(by_step.items()):
+        # The first copy of the newest attempt: this disk's comes before the store's.
+        copy = max(copies, key=attrgetter("epoch"))
+        if copy.epoch < newest:
             continue  # sampled by an attempt beside the one that had replaced it, or before it went back
-        newest = epoch
+        newest = copy.epoch
         try:
-            source: Any = place
-            if isinstance(place, str) and storage:
-                data = storage.get_bytes(place)
-                seal.check_archive(f"{ROLLOUTS}/{place}", data)
-                source = io.BytesIO(data)
-            with np.load(source, allow_pickle=False) as archive:
-                arrays = dict(archive)
-            yield step, graded_of(json.loads(arrays["about"].tobytes()), arrays)
+            yield step, place.load(copy, step, ())[1]
         except DAMAGED as error:
             _say(f"step {step} is left out: {error}")

@@ -18,8 +18,7 @@ What always holds, with where it is held; `tests/fleet` shows each:
   `sample_intake`). A version is announced once every rank's patch is in the bucket, and is named by its
   content and the one before.
 - Anybody may go at any moment: others sample what a worker had not sent (`scheduler`), a store that is
-  away makes nobody lost, and the run's end ends every worker and its machine (`run_follower`, `machine`,
-  `run_over`).
+  away makes nobody lost, and the run's end ends every worker and its machine (`run_follower`, `machine`).
 - The trainer's thread waits for no store (`dispatch`, `head_thread`); a rank learns on while its patch is
   sent (`weight_publisher`), a worker samples while its last unit is (`worker`).
 """

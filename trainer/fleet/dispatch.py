@@ -279,8 +279,6 @@ class Dispatcher:
             for worker in self.roster.workers.values():
                 if worker.heartbeat.state != SAMPLING:  # mail that somebody has overwritten is written again
                     worker.mailed = None
-        for name in self.roster.drop_silent(now):
-            self._forget(name)
         return self.roster.everyone()
 
     def _refuse_heartbeat(self, worker: str, why: str) -> None:

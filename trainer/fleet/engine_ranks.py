@@ -200,6 +200,10 @@ class EngineWorker:
         self.out_of_step = False
         """Whether the ranks may be at different calls, as after an error within one: then none can go on."""
 
+    def follow(self, layout: Layout) -> None:
+        """Goes on with a new attempt."""
+        self.mirror.layout = layout
+
     def take_weights(self, seen: SeenRun) -> None:
         """Fetches the newest weights into the mirror. Raises as `Mirror.to`."""
         self.mirror.to(seen.version, seen.lineage, seen.anchors)

@@ -3,6 +3,7 @@ what it says of itself in the bucket; and requests to the store that are made si
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,6 +133,8 @@ class HeadAnnouncement:
             self._before = {key: value for key, value in self._before.items() if key not in before}
 
 
+ARRIVES_S = 0.2
+"""Seconds between two looks for objects that are awaited."""
 PARALLEL = 32
 """Requests that are made at a time."""
 DELETING = 4
@@ -161,9 +164,17 @@ class StoreRequests:
         fail: is called with what waiting or `then` raised."""
 
         def wait() -> None:
+            missing = list(names)
             try:
-                if self._objects.wait_for(names, self.pool, stop):
-                    then()
+                while missing:
+                    with contextlib.suppress(StorageError, StoreRefused):  # the store is away
+                        there = list(self.pool.map(self._objects.storage.exists, missing))
+                        missing = [
+                            name for name, is_there in zip(missing, there, strict=True) if not is_there
+                        ]
+                    if missing and stop.wait(ARRIVES_S):
+                        return
+                then()
             except Exception as error:
                 fail(error)
 

@@ -18,11 +18,8 @@ stranger.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from threading import Event
 from typing import Any
 
 import msgspec
@@ -30,12 +27,10 @@ import msgspec
 from trainer.config.run_store import FLEET
 from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
-from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
+from trainer.system.errors import ObjectTooLarge
 from trainer.system.records import Record, decode_record
 
 SIGNATURE_BYTES = 32
-ARRIVES_S = 0.2
-"""Seconds between two looks for objects that are awaited."""
 MOST_BYTES = {"workers": 1 << 20, "head": 4 << 20, "refused": 1 << 20}
 """Largest object of a kind, which is its folder."""
 MOST_OTHER_BYTES = 64 << 20
@@ -67,18 +62,6 @@ class Objects:
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
         self.seal.check(f"{FLEET}/{name}", signature, body)
         return body
-
-    def wait_for(self, names: Sequence[str], pool: Executor, stop: Event) -> bool:
-        """Waits until there are objects of all these names, also while the store is away; False where `stop`
-        is set before."""
-        missing = list(names)
-        while missing:
-            with contextlib.suppress(StorageError, StoreRefused):
-                are_there = list(pool.map(self.storage.exists, missing))
-                missing = [name for name, is_there in zip(missing, are_there, strict=True) if not is_there]
-            if missing and stop.wait(ARRIVES_S):
-                return False
-        return True
 
     def put_record(self, name: str, value: Any) -> None:
         self.put(name, msgspec.json.encode(value))

@@ -16,8 +16,6 @@ from trainer.system.records import MalformedRecord
 
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
-FORGET_S = 3600.0
-"""Silence after which a worker's heartbeat and mail are deleted; until then they tell how it ended."""
 LOADING_S = 3600.0
 """Longest time for which a worker that builds its engine counts as one that will come."""
 
@@ -160,15 +158,3 @@ class Roster:
     def silent_s(self, name: str) -> float:
         """Seconds since a worker's newest heartbeat was read."""
         return time.monotonic() - self._seen_at.get(name, 0.0)
-
-    def drop_silent(self, now: float) -> list[str]:
-        """Forgets the workers that have been silent for long, with their heartbeats and mail; returns them.
-        Raises StorageError."""
-        silent = [name for name, since in self._seen_at.items() if now - since > FORGET_S]
-        for name in silent:
-            self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.attempt, name)])
-            self._listed.discard(name)
-            self.workers.pop(name, None)
-            self._serials.pop(name, None)
-            del self._seen_at[name]
-        return silent

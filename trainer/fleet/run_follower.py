@@ -57,26 +57,6 @@ class StartingAttempt:
     """The newest mark of its launcher."""
 
 
-class KeyDoubt:
-    """Whether this worker's key is another run's: all that it reads of its run was signed with another."""
-
-    def __init__(self) -> None:
-        self._is_right = False
-        self._refused = 0
-
-    def dispel(self) -> None:
-        self._is_right = True
-
-    def count_refused(self, why: str) -> None:
-        """Counts an object of another key. Raises ConfigError where none was signed with this worker's."""
-        self._refused += 1
-        if not self._is_right and self._refused >= MOST_FORGED:
-            raise ConfigError(
-                f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
-                f" ({why})"
-            )
-
-
 class RunFollower:
     """A worker's view of one run. Raises StorageError."""
 
@@ -91,7 +71,8 @@ class RunFollower:
         self.worker = worker
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mail")
-        self._key_doubt = KeyDoubt()
+        self._refused: int | None = 0
+        """Objects of the run that were signed with another key; None once one was signed with this worker's."""
         self.attempt = ""
         """Newest attempt whose head has spoken; empty before the first."""
         self.over = ""
@@ -166,12 +147,23 @@ class RunFollower:
             newest = self.record.newest()
             epoch = newest.attempt.epoch if newest else 0
             if newest is not None:
-                self._key_doubt.dispel()  # the record is signed
+                self._refused = None  # the record is signed
             elif self.record.seal.refused:
-                self._key_doubt.count_refused(f"{min(self.record.seal.refused)} was written with another")
+                self._count_refused(f"{min(self.record.seal.refused)} was written with another")
         while epoch and (newer := self.record.next_after(epoch)) is not None:
             epoch = newer.epoch
         return epoch
+
+    def _count_refused(self, why: str) -> None:
+        """Raises ConfigError where nothing of the run was signed with this worker's key."""
+        if self._refused is None:
+            return
+        self._refused += 1
+        if self._refused >= MOST_FORGED:
+            raise ConfigError(
+                f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
+                f" ({why})"
+            )
 
     def _hear_launcher(self, epoch: int, name: str) -> None:
         """Hears the launcher of an attempt whose head has not spoken. A trainer that was started by hand has
@@ -211,10 +203,10 @@ class RunFollower:
             print(f"worker {self.worker}: {error}: it is passed over", flush=True)
             record = None
         except ForgedObject as error:
-            self._key_doubt.count_refused(str(error))
+            self._count_refused(str(error))
             return None
         if record is not None:
-            self._key_doubt.dispel()
+            self._refused = None
         return record
 
 

@@ -326,7 +326,7 @@ class Worker:
         about = self.following.about()
         assert about is not None
         check_same(about)
-        engine.mirror.layout = about.layout
+        engine.follow(about.layout)
         self._follow(engine, self.following.attempt)
         print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
 

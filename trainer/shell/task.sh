@@ -64,7 +64,7 @@ needed() { # before anything large is there; where the store does not tell, the 
     if [ -x "$python/bin/python" ]; then break; fi
   done
   [ -x "$python/bin/python" ] || bash trainer/shell/setup.sh desk || return 0
-  over="$("$python/bin/python" -m trainer.fleet.run_over "$BUCKET" "$2")" || return 0
+  over="$("$python/bin/python" -m trainer.checkpoint "$BUCKET" "$2")" || return 0
   [ -z "$over" ] || { echo "nothing to sample for $2: $over"; exit 0; }
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,19 +30,6 @@ BACKEND = "in_process"
 CHATTY = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.v1.worker.cpu_worker")
 """Loggers of vLLM that say at every new version that layers without weights of their own, such as a tied
 head, failed to load some. A layer that lacks its weights is found by the check of the first sync."""
-
-
-class WeightReceiver(Protocol):
-    """What `push_weights` needs of an engine."""
-
-    version: int
-    """Version of the weights that the engine holds."""
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Calls a method of vLLM's worker."""
-
-    def reset_caches(self) -> None:
-        """Empties every cache that rests on the old weights."""
 
 
 @dataclass
@@ -163,10 +150,11 @@ def register_transfer() -> None:
         register_model_loader(BACKEND)(NoWeights)
 
 
-def push_weights(weights: WeightSource, engine: WeightReceiver) -> None:
+def push_weights(weights: WeightSource, engine: Any) -> None:
     """Replaces all of the engine's weights, then empties every cache that rests on the old ones.
 
-    The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it.
+    The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it. engine:
+    trainer/sampling's `Engine`.
     """
     engine.call("start_weight_update")
     for group in weights.groups():

@@ -51,14 +51,6 @@ from trainer.system.exit_codes import (
 )
 
 
-def mark_run_status(run_dir: str, status: str) -> None:
-    """Read by `status` on this machine: how the run ended, if its driver could not write it."""
-    state = read_progress(run_dir)
-    if state and status:
-        with contextlib.suppress(OSError):
-            write_whole(Path(run_dir) / PROGRESS, json.dumps(state | {"status": status}).encode())
-
-
 def note_end(run_dir: str, code: int, why: str, said: str) -> None:
     """Puts why a launch ended where `status`, the log and the report find it. why: what the launcher found,
     which the job's log does not have. said: what the job said."""
@@ -226,8 +218,11 @@ class AttemptHolder:
             self.fenced = self.fenced or why or "replaced"
         if self._stream is not None:
             self._stream.close()
+        if code == EXIT_FENCED and (state := read_progress(self.config.run.dir)):
+            with contextlib.suppress(OSError):
+                end = json.dumps(state | {"status": "fenced"}).encode()
+                write_whole(Path(self.config.run.dir) / PROGRESS, end)
         if self.attempt is None or code == EXIT_FENCED:
-            mark_run_status(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
             record = Attempts.of(self.config, BRIEF)
