@@ -132,32 +132,23 @@ def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_pat
     assert (there / "manifest.json").exists()
 
 
-def test_what_is_kept():
-    def manifests(*steps, scores=()):
-        return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
-
-    assert steps_to_keep(manifests(2, 4, 6), Keep(2, 0), safe=6) == {4, 6}
-    assert steps_to_keep(manifests(2, 4, 6), Keep(2, 0), safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert steps_to_keep(manifests(2, 4, 6, 8, 10), Keep(2, 0), safe=4) == {
-        2,
-        4,
-        8,
-        10,
-    }, "nor are 8 and 10; 6 is behind"
-    assert steps_to_keep(manifests(2, 4, 6, scores={2: 0.9}), Keep(1, 1), safe=6) == {2, 6}
-    assert steps_to_keep(manifests(2, 4), Keep(1, 0), safe=0) == {4}
-    late = manifests(2, 4, 6, 8, 10)
-    assert steps_to_keep(late, Keep(1, 0, good=2, trouble=7), safe=10) == {4, 6, 10}, (
-        "from before the trouble"
-    )
-    assert steps_to_keep(late, Keep(1, 0, good=2, trouble=6), safe=10) == {2, 4, 10}, (
-        "6 is of the step with the alarm"
-    )
-    assert (
-        steps_to_keep(late, Keep(1, 0, good=2), safe=10)
-        == steps_to_keep(late, Keep(1, 0, good=0, trouble=7), safe=10)
-        == {10}
-    )
+@pytest.mark.parametrize(
+    ("steps", "keep", "safe", "kept"),
+    [
+        ((2, 4, 6), Keep(2, 0), 6, {4, 6}),
+        ((2, 4, 6), Keep(2, 0), 4, {2, 4, 6}),  # 6 is not yet in the store
+        ((2, 4, 6, 8, 10), Keep(2, 0), 4, {2, 4, 8, 10}),  # nor are 8 and 10; 6 is behind
+        ((2, 4), Keep(1, 0), 0, {4}),
+        ((2, 4, 6, 8, 10), Keep(1, 0, good=2, trouble=7), 10, {4, 6, 10}),  # from before the trouble
+        ((2, 4, 6, 8, 10), Keep(1, 0, good=2, trouble=6), 10, {2, 4, 10}),  # 6 is of the step with the alarm
+        ((2, 4, 6, 8, 10), Keep(1, 0, good=2), 10, {10}),
+        ((2, 4, 6, 8, 10), Keep(1, 0, good=0, trouble=7), 10, {10}),
+        ((2, 4, 6), Keep(1, 1), 6, {2, 6}),  # the best, by its score
+    ],
+)
+def test_what_is_kept(steps, keep, safe, kept):
+    manifests = {step: {"step": step, "score": 0.9 if step == 2 and keep.best else None} for step in steps}
+    assert steps_to_keep(manifests, keep, safe) == kept
 
 
 def test_disk_budget_drops_old_ones_early_then_refuses_before_writing(tmp_path, told):

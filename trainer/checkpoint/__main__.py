@@ -6,9 +6,9 @@
 good. "attempt" is null before the first. "seen_unix_s" is by the clock of this machine; "alive" is
 null where nobody can tell.
 
-`python -m trainer.checkpoint BUCKET RUN_ID` prints why the run is over, or nothing. A machine that is to sample
-for it asks before anything large is installed or fetched: its job may have been looking for a machine until
-after the run's end. Without the run's key it believes what anybody wrote.
+`python -m trainer.checkpoint BUCKET RUN_ID` prints why the run is over, or nothing. A machine that is to
+sample for it asks before anything large is installed or fetched: its job may have been looking for a machine
+until after the run's end. Without the run's key it believes what anybody wrote.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which checkpoints count: the one definition that finder, retention, budget and every reader share; and whether
-a run may go on from them.
+"""Which checkpoints count: the one definition that finder, retention, budget and every reader share; and
+whether a run may go on from them.
 
 It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there
 and count; before its first own one it notes the step that it goes on from. From then on count: its own, and

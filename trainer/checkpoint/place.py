@@ -1,5 +1,5 @@
-"""Where a run's checkpoints lie, by what right they are changed, how far they have come, and which step is saved
-next."""
+"""Where a run's checkpoints lie, by what right they are changed, how far they have come, and which step is
+saved next."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class CheckpointPlace:
 
     @cached_property
     def past(self) -> CheckpointHistory:
-        """The history so far, as this attempt sees it, or else the newest. Raises StorageError where the store
-        is away."""
+        """The history so far, as this attempt sees it, or else the newest. Raises StorageError where the
+        store is away."""
         if self.attempt is None:
             return history_of(self.config)
         return history_from_record(self.attempt.record, self.attempt.epoch)

@@ -1,8 +1,8 @@
 """Parts of a shard file straight from the store: every block that is read has a checksum of its own.
 
 A rank of another number of ranks needs slices of many files, and a worker the weights alone; the sha256 of a
-file could only be compared after reading it whole. So the index of each rank's files lists the sha256 of every
-`BLOCK_BYTES` of them.
+file could only be compared after reading it whole. So the index of each rank's files lists the sha256 of
+every `BLOCK_BYTES` of them.
 """
 
 from __future__ import annotations

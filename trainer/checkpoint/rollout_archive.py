@@ -1,5 +1,5 @@
-"""Traces as files: NumPy archives without pickles, each array with a CRC. A step of the rollout log is one, and so
-is what a rollout worker sends of a unit."""
+"""Traces as files: NumPy archives without pickles, each array with a CRC. A step of the rollout log is one,
+and so is what a rollout worker sends of a unit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"segments": segments[versions >= 0], "segment_counts": (versions >= 0).astype(np.int64)}
 
 
-# --- traces as columns ---------------------------------------------------------------------------------------
+# --- traces as columns --------------------------------------------------------------------------------------
 
 ENDS: tuple[End, ...] = ("stop", "length", "turns", "error", "cut", "images")
 """Values of `Trace.end` by their number in a column; new ones are added at the end."""

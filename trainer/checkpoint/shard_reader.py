@@ -1,8 +1,8 @@
 """Reading checkpoints: any number of ranks from shards of any number.
 
 Files come from the local folder where they are whole, else from the store as they are needed; every file's
-sha256 is compared with the manifest's before it is used. Of a file whose index has checksums of its blocks, and
-that was not fetched before, only ranges are read.
+sha256 is compared with the manifest's before it is used. Of a file whose index has checksums of its blocks,
+and that was not fetched before, only ranges are read.
 """
 
 from __future__ import annotations

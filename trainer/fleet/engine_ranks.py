@@ -1,5 +1,6 @@
-"""The part of a worker that computes: its mirror of the weights, and the ranks of its engine, one for each of its
-GPUs; rank 0, which starts the others, and, as `python -m trainer.fleet.engine_ranks`, those others themselves.
+"""The part of a worker that computes: its mirror of the weights, and the ranks of its engine, one for each of
+its GPUs; rank 0, which starts the others, and, as `python -m trainer.fleet.engine_ranks`, those others
+themselves.
 
 Rank 0 tells each of them by a line on its standard input what to do next. A collective that waits would end
 after some minutes, and a worker may wait for its next unit for longer. Nothing comes back: a rank that cannot

@@ -72,7 +72,8 @@ class RunFollower:
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mail")
         self._refused: int | None = 0
-        """Objects of the run that were signed with another key; None once one was signed with this worker's."""
+        """Objects of the run that were signed with another key; None once one was signed with this
+        worker's."""
         self.attempt = ""
         """Newest attempt whose head has spoken; empty before the first."""
         self.over = ""

@@ -239,8 +239,8 @@ class WeightMirror:
         self.dirty = False
 
     def _is_here(self, anchor: Anchor) -> bool:
-        """Whether the tensors hold a checkpoint's weights: a new attempt calls by another name what this mirror
-        has held for long."""
+        """Whether the tensors hold a checkpoint's weights: a new attempt calls by another name what this
+        mirror has held for long."""
         if self.dirty or anchor.kind == "model" or self.version != anchor.version:
             return False
         return first_lineage(anchor.kind, anchor.version, self.digests()) == anchor.lineage
