@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from trainer.algorithm.advantages import RewardParts, batch_norm, gdpo, group_mean, group_norm, leave_one_out
-from trainer.algorithm.losses import grpo_loss, token_weights
-from trainer.algorithm.rollout_correction import rollout_weights
+from trainer.algorithm.losses import grpo_loss, rollout_weights, token_weights
 
 LENGTHS = torch.tensor([5, 2, 7, 1, 4, 3])
 LONGEST, GROUP = 9, 3

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import config as c
-from trainer.algorithm.credit import reward_step
-from trainer.algorithm.dynamic_sampling import choose_groups, prompts_to_refill
-from trainer.algorithm.losses import grpo_loss, token_weights
+from trainer.algorithm.credit import choose_groups, prompts_to_refill, reward_step
+from trainer.algorithm.losses import grpo_loss, mismatch_sums, rollout_weights, token_weights
 from trainer.algorithm.reward_shaping import (
     LoopState,
     next_kl_coef,
     overlong_penalty,
 )
-from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.config import RunConfig
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from trainer.config import ConfigError, Model, Split, override
-from trainer.data.byte_cache import ENTRY_BYTES, ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.lengths import cached_lengths, measure_lengths, usable_rows
 from trainer.data.processor import Prompter
+from trainer.data.reader import ENTRY_BYTES, ByteCache
 
 
 def test_any_slice_has_the_processors_lengths(small_config, mixed_dataset):

@@ -23,12 +23,12 @@ LIMIT_S = 220
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1536), (768, 2048)])
 def test_grouped_products_of_experts(figure, inputs, outputs):
     """At the sizes of 30B-A3B: 128 experts of which most have no row, one has all, or none has any."""
-    from trainer.learning import experts_check
+    from trainer.learning import experts
 
     device = torch.device("cuda")
     few = tuple(int(number % 3 == 0) for number in range(128))
     for counts in (few, (4096, *(0,) * 127), (0,) * 128):
-        wrong = experts_check.grouped_product_fault(inputs, outputs, counts, device, torch.bfloat16)
+        wrong = experts.grouped_product_fault(inputs, outputs, counts, device, torch.bfloat16)
         empty = counts.count(0)
         figure(f"grouped products {inputs} x {outputs}, {empty} of 128 empty: right", float(not wrong), "")
         assert wrong == ""

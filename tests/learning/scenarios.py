@@ -299,7 +299,7 @@ def gradients(config, rank, port):
 
 def undistilled(config, rank, port):
     """How far the teacher is from the policy before the first update, on fixed completions."""
-    from trainer.algorithm.distillation import teacher_metrics
+    from trainer.algorithm.credit import teacher_metrics
 
     worker = OneRank(config)
     worker.process.set_rank(rank, rank, "127.0.0.1", port)

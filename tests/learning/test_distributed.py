@@ -9,7 +9,7 @@ from tests.learning.one_rank import trace, trainable
 from trainer.algorithm.scheduling import PassCost
 from trainer.config import ConfigError, Optimizer, RunConfig
 from trainer.learning.distributed import DistributedLearner, join_rank_stats, join_update_stats
-from trainer.learning.learner import LearnerFacts
+from trainer.learning.learner_part import LearnerFacts
 
 
 def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():

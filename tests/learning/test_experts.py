@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from trainer.learning import experts, experts_check
+from trainer.learning import experts
 from trainer.system.errors import ConfigError
 
 
@@ -54,8 +54,8 @@ def test_what_autograd_keeps_of_the_weights_are_the_parameters_themselves():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_products_are_compared_with_a_loop_before_a_run(dtype):
-    experts_check.check_grouped_products(block(experts.NAME), torch.device("cpu"), dtype)
-    experts_check.check_grouped_products(
+    experts.check_grouped_products(block(experts.NAME), torch.device("cpu"), dtype)
+    experts.check_grouped_products(
         torch.nn.Linear(2, 2), torch.device("cpu"), dtype
     )  # no experts, nothing to compare
 
@@ -76,7 +76,7 @@ def test_wrong_grouped_products_end_a_run(monkeypatch, wrong):
     with pytest.raises(
         ConfigError, match="torch's grouped products are wrong on this GPU .*take another kind"
     ):
-        experts_check.check_grouped_products(block(experts.NAME), torch.device("cpu"), torch.float32)
+        experts.check_grouped_products(block(experts.NAME), torch.device("cpu"), torch.float32)
 
 
 def test_an_expert_without_rows_gets_zeros_whatever_torch_leaves_there(monkeypatch):

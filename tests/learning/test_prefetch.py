@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.learning.one_rank import OneRank, trace, trainable
-from trainer.learning.prefetch import build_ahead
+from trainer.learning.learner_part import build_ahead
 
 
 def test_two_things_exist_at_a_time_and_the_first_is_used_before_the_third_is_built():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer import config as c
-from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
+from trainer.algorithm.credit import add_teacher_advantages, teacher_metrics
 from trainer.data.processor import Prompter
 from trainer.learning.teacher import teacher_of
 

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AutoModelForImageTextToText
 
 from tests.families import VISION
 from trainer.learning import attention
-from trainer.learning.tower_inputs import tower_arguments
+from trainer.learning.logprobs import tower_arguments
 
 GRIDS = [(1, 2, 2), (1, 86, 114), (1, 10, 14), (1, 44, 58), (1, 6, 6)]
 """Patches of images from 28 x 28 to 1,600 x 1,200 pixels."""

@@ -1,24 +1,19 @@
 """A fault drill: plays the spot market against a real run and holds the result against an undisturbed one.
 
-    python -m tests.loops.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin] [--json FILE]
-                          [--seconds 500]      # no more faults after that: the run then comes to its end
+    python -m tests.loops.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin]
                           [--staleness 2]      # steps that are sampled ahead
 
 The job is `trainer.loops.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only
 pretend to train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy.
 Until `--kills` faults have struck, the supervisor lets the job live for a random time and then does one of
-these: SIGKILL of everything (the next node is a fresh one, or the same), SIGTERM with a short notice, the
-store's network cut for some seconds, the store's server killed and started again, the disk full for some
-seconds (needs root, for a small tmpfs), a byte flipped in the newest checkpoint before a kill. Prints work
-lost per preemption and time to resume; exits with 1 if metrics or weights differ in a single bit from those
-of the undisturbed run, or if anything is left over.
+`FAULTS`; a full disk needs root, for a small tmpfs. Ends with 1 if metrics or weights differ in a single bit
+from those of the undisturbed run, or if anything is left over.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -29,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,13 +32,25 @@ from typing import Any
 
 from benchmarks.machine import processor
 from tests import servers
-from tests.loops.drill_figures import FAULTS, Strike, summary
+from tests.loops.fault_run import weights_of
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 
+FAULTS = (
+    "kill, fresh node",
+    "kill, same node",
+    "notice",
+    "network cut",
+    "server killed",
+    "disk full",
+    "byte flipped",
+)
 DISK_BYTES = 192 << 20
+MOST_LOST = 4
+"""Steps that a kill costs on a node that stays, with store and files whole: the interval, the save and the
+step under way."""
 
 
 @dataclass
@@ -54,116 +62,75 @@ class Drill:
     relay: servers.Proxy
     rng: random.Random
     small_disk: bool
-    strikes: list[Strike] = field(default_factory=list)
-    starts: int = 0
+    strikes: list[tuple[str, int]] = field(default_factory=list)
+    """Each fault and the step under way; 0 while the job was starting."""
+    lost_with_disks: int = 0
+    """Steps that were made again because their node's disk was gone."""
+    restarts: int = 0
     reported: int = 0
     flipped: dict[str, int] = field(default_factory=dict)
-    deadline: float = float("inf")
-    """When the faults end, on the monotonic clock."""
-    recovering: Strike | None = None
-    """The last kill, until something new is committed."""
-    killed_at: float = 0.0
 
     def run(self, kills: int) -> None:
         """Strikes `kills` times, then lets the job end."""
         while True:
-            self._start()
+            self.reported = len(self.job.tail(10**9))
+            self.job.start()
             if self._struck_down(kills):
                 continue
-            code, said = self._wait(), self._said()
+            code, output = self.job.wait(900), self._output()
             if code == 0:
                 return
             print(f"  the job ended with {code}: started again", flush=True)
-            no_room = code == EXIT_CONFIG and "larger disk" in said  # at the start, while it was full
-            assert code in RECOVER_EXIT_CODES or no_room, f"exit code {code}\n{said[-4000:]}"
+            no_room = code == EXIT_CONFIG and "larger disk" in output  # at the start, while it was full
+            assert code in RECOVER_EXIT_CODES or no_room, f"exit code {code}\n{output[-4000:]}"
 
     def _struck_down(self, kills: int) -> bool:
         """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its
         share."""
-        while len(self.strikes) < kills and time.monotonic() < self.deadline:
+        while len(self.strikes) < kills:
             life = self.rng.uniform(0.0, 3.0)
             if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
                 self._until_a_step()
             self._live(life)
-            if self.job.process is None or self.job.process.poll() is not None:
+            if not self._runs():
                 return False
             if self._strike():
+                self.restarts += 1
                 return True
         return False
 
-    def _start(self) -> None:
-        self.starts += 1
-        self.reported = len(self.job.tail(10**9))
-        self.job.start()
+    def _runs(self) -> bool:
+        return self.job.process is not None and self.job.process.poll() is None
 
-    def _until_a_step(self) -> None:
-        end = time.monotonic() + 300
-        while self.job.process is not None and self.job.process.poll() is None and not self._running_step():
-            assert time.monotonic() < end, f"the job hangs\n{self.job.tail()}"
-            time.sleep(0.05)
-        self._note_resume()
-
-    def _running_step(self) -> bool:
-        state = self.job.progress()
-        return state.get("step", 0) > 0 and state.get("phase") not in ("start", "resume")
-
-    def _note_resume(self) -> None:
-        """Fills in what the last start cost, once it shows."""
-        found = re.search(r"resumed from step (\d+)|starting from scratch", self._said())
-        waiting = [s for s in self.strikes if s.start_to_step_s is None and s.resumed_step == -1]
-        if not found or not waiting:
-            return
-        for strike in waiting:
-            strike.resumed_step = int(found.group(1) or 0)
-            strike.start_to_step_s = round(time.time() - self.job.started, 2)
-            print(f"  resumed from step {strike.resumed_step} after {strike.start_to_step_s} s", flush=True)
-        self.recovering = waiting[-1]
-
-    def _note_commit(self) -> None:
-        """Fills in when the recovery was over, and the parts of its start."""
-        strike = self.recovering
-        if strike is None or strike.resumed_step is None:
-            return
-        committed = (
-            int(p.parent.name[5:]) for p in self.job.run_dir.glob("checkpoints/step-*/manifest.json")
-        )
-        if max(committed, default=0) > strike.resumed_step:
-            strike.kill_to_commit_s = round(time.monotonic() - self.killed_at, 2)
-            if told := re.search(r"^ready .* after the launch: (.*)$", self._said(), re.MULTILINE):
-                strike.start_parts_s = {
-                    k: float(s) for k, s in (part.split() for part in told[1].split(", "))
-                }
-            self.recovering = None
-
-    def _said(self) -> str:
+    def _output(self) -> str:
         """The output of this start."""
         return self.job.tail(10**9)[self.reported :]
 
-    def _live(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self.job.process is not None and self.job.process.poll() is None:
-            self._note_commit()
-            time.sleep(0.01)
-
-    def _wait(self) -> int:
-        assert self.job.process is not None
-        end = time.monotonic() + 900
-        while self.job.process.poll() is None:
-            if self._running_step():
-                self._note_resume()
-            self._note_commit()
+    def _until_a_step(self) -> None:
+        """Waits for a running step, and checks what the last kill has cost."""
+        end = time.monotonic() + 300
+        while self._runs() and self.job.progress().get("phase", "start") in ("start", "resume"):
             assert time.monotonic() < end, f"the job hangs\n{self.job.tail()}"
             time.sleep(0.05)
-        self._note_resume()
-        return self.job.process.returncode
+        resumed = re.search(r"resumed from step (\d+)|starting from scratch", self._output())
+        if resumed and self.strikes and self.restarts:
+            fault, step = self.strikes[-1]
+            lost = max(0, step - int(resumed[1] or 0))
+            if fault == "kill, fresh node":
+                self.lost_with_disks += lost
+            assert fault != "kill, same node" or lost <= MOST_LOST, f"{lost} steps lost by a kill"
+
+    def _live(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._runs():
+            time.sleep(0.01)
 
     def _strike(self) -> bool:
         """Does something bad. Returns whether the job has to be started again."""
-        state = self.job.progress()
+        step = self.job.progress().get("step", 0)
         fault = self.rng.choice([f for f in FAULTS if self.small_disk or f != "disk full"])
-        strike = Strike(fault, state.get("step", 0), state.get("phase", "start"))
-        self.strikes.append(strike)
-        print(f"{len(self.strikes)}: {fault} at step {strike.step} ({strike.phase})", flush=True)
+        self.strikes.append((fault, step))
+        print(f"{len(self.strikes)}: {fault} at step {step}", flush=True)
         match fault:
             case "network cut":
                 self.relay.cut()
@@ -183,25 +150,16 @@ class Drill:
                 self._live(self.rng.uniform(1, 4))
                 filler.unlink()
                 return False
-            case "notice":
-                self._kills(strike)
-                if self.job.process is not None and self.job.process.poll() is None:
-                    os.kill(self.job.process.pid, signal.SIGTERM)
-                    self._live(10)
-                self.job.kill()
-            case _:
-                self._kills(strike)
-                self.job.kill()
-                if fault == "byte flipped":
-                    self._flip()
+            case "notice" if self._runs():
+                assert self.job.process is not None
+                os.kill(self.job.process.pid, signal.SIGTERM)
+                self._live(10)
+        self.job.kill()
+        if fault == "byte flipped":
+            self._flip()
         if fault == "kill, fresh node":
             shutil.rmtree(self.job.run_dir, ignore_errors=True)
         return True
-
-    def _kills(self, strike: Strike) -> None:
-        strike.resumed_step = -1
-        self.recovering = None
-        self.killed_at = time.monotonic()
 
     def _flip(self) -> None:
         store = self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints"
@@ -275,28 +233,12 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool, staleness: in
     )
 
 
-def weights_of(job: Job) -> str:
-    """sha256 of the exported weights."""
-    return hashlib.sha256((job.run_dir / "hf/model.safetensors").read_bytes()).hexdigest()
-
-
 def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def play(
-    folder: Path,
-    kills: int,
-    steps: int,
-    ranks: int,
-    seed: int,
-    standin: bool = False,
-    seconds: float = 0.0,
-    staleness: int = 0,
-) -> dict:
-    """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or
-    left-over."""
-    deadline = time.monotonic() + seconds if seconds else float("inf")
+def play(folder: Path, kills: int, steps: int, ranks: int, seed: int, standin=False, staleness=0) -> dict:
+    """Runs the whole drill. Raises AssertionError on any difference or left-over."""
     config = configure(folder, steps, ranks, standin, staleness)
     module = "tests.loops.standin" if standin else "trainer.loops.grpo"
     segments = shared_memory()
@@ -315,14 +257,12 @@ def play(
         )
         env = servers.s3_environment(relay.port) | {"SPOTRL_NOTICE_S": "5"}
         job = Job(disturbed, folder / "job", env, module)
-        drill = Drill(folder, disturbed, job, server, relay, random.Random(seed), small, deadline=deadline)
-        begun = time.monotonic()
+        drill = Drill(folder, disturbed, job, server, relay, random.Random(seed), small)
         try:
             drill.run(kills)
         finally:
             left_over = job.left_over()
             job.kill()
-        wall_s = time.monotonic() - begun
         assert not left_over, f"processes are left over: {left_over}"
         mine, theirs = job.metrics(), calm.metrics()
         different = [a["step"] for a, b in zip(mine, theirs, strict=False) if a != b]
@@ -330,33 +270,19 @@ def play(
         assert weights_of(job) == weights_of(calm), "the final weights differ"
         store = Storage(f"s3://bucket/runs/{config.run_id}/checkpoints", env=server.env)
         kept = sorted({key.partition("/")[0] for key, _ in store.list() if key.startswith("step-")})
-        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", (
-            f"checkpoints left over in the store: {kept}"
-        )
+        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", f"checkpoints in the store: {kept}"
         assert not list(job.run_dir.rglob("*.partial")), "partial files are left over"
         segments = {name for name in shared_memory() - segments if not standin}
         assert not segments, f"shared memory is left over: {sorted(segments)}"
         graded = {run: folder / run / "graded" for run in ("calm", "job")}
         counts = {run: path.stat().st_size if path.exists() else 0 for run, path in graded.items()}
-        replays = re.findall(
-            r"^rollout log: steps (\d+) to (\d+) are replayed", job.tail(10**9), re.MULTILINE
-        )
         # A kill amid grading, or a disk lost before the store had the log, samples a step's completions once
         # more; at the start, those that are ahead of it too.
-        again, kills = counts["job"] - counts["calm"], sum(s.resumed_step is not None for s in drill.strikes)
-        lost = sum(s.lost_steps or 0 for s in drill.strikes if s.fault == "kill, fresh node")
-        at_most = (kills * (1 + staleness) + lost) * config.samples_per_step
+        again = counts["job"] - counts["calm"]
+        at_most = (drill.restarts * (1 + staleness) + drill.lost_with_disks) * config.samples_per_step
         assert again <= at_most, f"{again} completions were sampled again"
-    return summary(drill.strikes, config) | {
-        "job": module,
-        "small_disk": small,
-        "starts": drill.starts,
-        "completions": counts["calm"],
-        "completions_sampled_again": again,
-        "steps_replayed": sum(int(last) - int(first) + 1 for first, last in replays),
-        "wall_s": round(wall_s, 1),
-        "equal_to_undisturbed": True,
-    }
+    faults = Counter(fault for fault, _ in drill.strikes)
+    return {"faults": {name: faults[name] for name in FAULTS}, "completions_sampled_again": again}
 
 
 def show(figures: dict[str, Any], out: Path | None) -> None:
@@ -371,8 +297,7 @@ def show(figures: dict[str, Any], out: Path | None) -> None:
         out.write_text(text + "\n")
 
 
-def main() -> int:
-    """The command line. Returns the exit code."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -380,29 +305,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120, help="steps of the run")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--standin", action="store_true", help="pretend to train: minutes in place of an hour"
-    )
-    parser.add_argument("--folder", type=Path, help="keep everything here, to look at")
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, help="strike only for so long; 0: until all have struck"
-    )
-    parser.add_argument(
-        "--staleness", type=int, default=0, help="steps that are sampled ahead; not with --standin"
-    )
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    a = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = a.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--standin", action="store_true", help="pretend to train: minutes, not an hour")
+    parser.add_argument("--staleness", type=int, default=0, help="steps that are sampled ahead")
+    with tempfile.TemporaryDirectory(prefix="drill-") as name:
         try:
-            figures = play(folder, a.kills, a.steps, a.ranks, a.seed, a.standin, a.seconds, a.staleness)
+            show(play(Path(name), **vars(parser.parse_args())), None)
         except AssertionError as error:
-            print(f"the drill failed: {error}", file=sys.stderr)
-            return 1
-    show(figures, a.json)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            sys.exit(f"the drill failed: {error}")

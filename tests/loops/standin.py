@@ -21,7 +21,7 @@ from trainer.algorithm.scheduling import PassCost
 from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig, Split
-from trainer.learning.learner import LearnerFacts
+from trainer.learning.learner_part import LearnerFacts
 from trainer.loops import process
 from trainer.loops.process import main
 from trainer.run import session
@@ -58,7 +58,7 @@ class StandinRanks:
 
 
 class StandinLearner:
-    """A `Learner` whose ranks all live in this process, with real shard writers."""
+    """A learner whose ranks all live in this process, with real shard writers."""
 
     facts = LearnerFacts("", 0, 0, 0, PassCost())
     skipped = 0

@@ -21,7 +21,7 @@ from trainer.algorithm.traces import Outcome, completed_trace, continue_trace
 from trainer.checkpoint.manifest import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
-from trainer.learning.learner import Logprobs
+from trainer.learning.distributed import Logprobs
 from trainer.loops import grpo
 from trainer.run.probe import Probe
 from trainer.run.session import ResumedRun, Session, needed_logs

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.devices import SHOW_ALL, device_position
+from trainer.ranks.environment import SHOW_ALL, device_position
 
 
 @pytest.mark.parametrize(

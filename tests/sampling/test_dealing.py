@@ -3,7 +3,7 @@
 import random
 
 from trainer.algorithm.traces import Prompt
-from trainer.sampling.dealing import deal_prompts
+from trainer.sampling.colocated import deal_prompts
 
 
 def test_shares_are_balanced_where_dealing_in_turn_is_not():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import Advantages, RewardParts, estimate_advantages, flat_groups
-from trainer.algorithm.dynamic_sampling import choose_groups
 from trainer.algorithm.losses import discount_advantages, kl_divergence
 from trainer.algorithm.reward_shaping import GRADED, add_form_rewards, weighted_rewards
 from trainer.algorithm.traces import Outcome, Trace
@@ -138,3 +138,56 @@ def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.n
         return [np.asarray(values, np.float32) for values in advantages.tokens]
     flat = discount_advantages(advantages.values, lengths, gamma)
     return [part.numpy() for part in flat.split(lengths.tolist())]
+
+
+def prompts_to_refill(flat: Sequence[bool], size: int) -> int:
+    """Number of prompts of the next round, `size` at most; 0 if there are enough groups of unequal rewards.
+
+    `flat` says of every group so far whether its rewards are equal. The next round should give the
+    missing groups at the share of unequal ones so far.
+    """
+    useful = len(flat) - sum(flat)
+    missing = max(size - useful, 0)
+    if not useful:
+        return missing
+    return min(size, math.ceil(missing * len(flat) / useful))
+
+
+def choose_groups(flat: Sequence[bool], size: int) -> list[int]:
+    """The `size` groups that are trained on, in the order in which they were sampled.
+
+    Groups of unequal rewards are taken first; groups of equal rewards fill what is missing.
+    """
+    order = sorted(range(len(flat)), key=lambda group: (flat[group], group))
+    return sorted(order[:size])
+
+
+def add_teacher_advantages(
+    advantages: Sequence[np.ndarray],
+    teacher: Sequence[np.ndarray],
+    old: Sequence[np.ndarray],
+    coef: float,
+) -> list[np.ndarray]:
+    """Advantage of every token with coef * (log p_teacher - log p_old) added, [T] float32 per trace.
+
+    teacher, old: log-probabilities under teacher and policy, [T] per trace. The term is minus a one-sample
+    estimate of the reverse KL at that token. Later tokens do not count toward it: no returns are summed up.
+    """
+    out = []
+    for own, theirs, before in zip(advantages, teacher, old, strict=True):
+        gap = theirs.astype(np.float64) - before.astype(np.float64)
+        out.append((own + coef * gap).astype(np.float32))
+    return out
+
+
+def teacher_metrics(teacher: Sequence[np.ndarray], old: Sequence[np.ndarray]) -> dict[str, float]:
+    """`teacher/*` of a step's trained tokens: how far the policy is from its teacher. Empty where there are
+    none."""
+    if not teacher:
+        return {}
+    gap = np.concatenate(old).astype(np.float64) - np.concatenate(teacher)
+    return {
+        "teacher/kl": float(gap.mean()),
+        "teacher/gap_max": float(np.abs(gap).max()),
+        "teacher/likelier_fraction": float((gap < 0).mean()),
+    }

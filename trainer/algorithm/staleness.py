@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from trainer.algorithm.losses import LOG_RATIO
-from trainer.algorithm.rollout_correction import mismatch_sums
+from trainer.algorithm.losses import LOG_RATIO, mismatch_sums
 from trainer.algorithm.traces import Trace
 
 RATIOS = {

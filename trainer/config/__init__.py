@@ -8,7 +8,6 @@ May import: `trainer.hardware` and `trainer.system`; `recipes` imports this room
 """
 
 from trainer.config.algorithm import Algorithm as Algorithm
-from trainer.config.data_split import Split as Split
 from trainer.config.expected import Band as Band
 from trainer.config.expected import Expected as Expected
 from trainer.config.files import by_model as by_model
@@ -41,6 +40,7 @@ from trainer.config.schema import Placement as Placement
 from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
+from trainer.config.schema import Split as Split
 from trainer.config.turns import Turns as Turns
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
-from trainer.config.data_split import Split
 from trainer.config.expected import Expected
 from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
@@ -19,6 +18,22 @@ from trainer.config.ranges import ranged_field
 from trainer.config.rewards import Rewards
 from trainer.config.turns import Turns
 from trainer.config.watching import Guards, Watch
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a prepared dataset, or its first rows. Row indices everywhere count within the split."""
+
+    path: str
+    """Folder or object-store URL of the prepared dataset."""
+    name: str
+    """Name of the split, such as `train`."""
+    max_rows: int = 0
+    """Only this many first rows are used; 0 means all."""
+
+    def __str__(self) -> str:
+        return f"split {self.name} of {self.path}"
+
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Mean |log-probability difference| of engine and policy, by dtype, above which the engine does not hold the

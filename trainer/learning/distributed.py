@@ -15,8 +15,7 @@ from trainer.algorithm.traces import Trace
 from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import ConfigError, RunConfig, Split
-from trainer.learning.learner import LearnerFacts, Logprobs
-from trainer.learning.learner_part import LearnerPart
+from trainer.learning.learner_part import LearnerFacts, LearnerPart
 from trainer.ranks.ray_ranks import RayRanks
 
 NAMED = 3
@@ -25,6 +24,17 @@ COUNTS = ("optim/skipped_updates", "optim/empty_updates", "perf/passes", "perf/g
 """Metrics of an update that all ranks agree on and that add up over a step's updates."""
 AGREED = ("grad/norm", "grad/zero_parameters", "optim/lr", *COUNTS)
 """Metrics of an update that all ranks agree on."""
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities of the learned tokens of traces, [T] float32 per trace; None where they were not
+    asked for."""
+
+    old: list[np.ndarray] | None = None
+    """Under the policy as it stands."""
+    reference: list[np.ndarray] | None = None
+    """Under the frozen reference."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,8 @@ class RankWeights:
 
 
 class DistributedLearner:
-    """A `Learner` whose policy is sharded over ranks."""
+    """The policy, sharded over ranks, and what trains it: what a loop asks to score traces and to learn from
+    them. Every method returns when it is done on all ranks."""
 
     facts: LearnerFacts
 
@@ -49,6 +60,7 @@ class DistributedLearner:
         self.config = config
         self.ranks = ranks
         self.skipped = 0
+        """Updates of the run that were skipped because their gradient was not finite."""
         self._skipped_in_a_row = 0
 
     def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> None:
@@ -58,7 +70,7 @@ class DistributedLearner:
     # --- scoring and learning
 
     def logprobs(self, traces: Sequence[Trace], split: Split, *, old: bool, reference: bool) -> Logprobs:
-        """`Learner.logprobs`, in passes larger than those of training."""
+        """Scores traces whose rows stand in `split`, in passes larger than those of training."""
         if not (old or reference):
             return Logprobs()
         plan = self._schedule(traces, self.facts.logprob_tokens, self.facts.logprob_keys)[0]
@@ -76,7 +88,11 @@ class DistributedLearner:
         return Logprobs(scored.get("old"), scored.get("reference"))
 
     def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
-        """`Learner.update`."""
+        """Makes one optimizer step over the whole batch; returns its metrics.
+
+        kl_coef: weight of the KL to the reference in the loss. Raises ConfigError when too many updates in a
+        row had a gradient that was not finite.
+        """
         if not len(batch):
             self.ranks.all(LearnerPart.pass_over)
             self.skipped += 1  # Adam has not counted it either
@@ -123,23 +139,27 @@ class DistributedLearner:
     # --- weights and checkpoints
 
     def weights(self, version: int) -> RankWeights:
-        """`Learner.weights`."""
+        """The policy's weights as they stand, under this version number."""
         return RankWeights(version, self.ranks)
 
     def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
-        """`Learner.save`."""
+        """Starts to write the checkpoint of `step`; returns the seconds that training stood still for it.
+
+        keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose
+        folder.
+        """
         return max(self.ranks.all(LearnerPart.save, step, keep, send, attempt))
 
     def send(self, step: int) -> None:
-        """`Learner.send`."""
+        """Starts to upload what was written of `step`."""
         self.ranks.all(LearnerPart.send, step)
 
     def save_status(self) -> list[RankStatus]:
-        """`Learner.save_status`."""
+        """What every rank has written and uploaded. Raises CheckpointError if one could not write."""
         return self.ranks.all(LearnerPart.save_status)
 
     def load(self, found: FoundCheckpoint) -> None:
-        """`Learner.load`."""
+        """Takes over a committed checkpoint. Raises CorruptCheckpoint, before any rank resumes from it."""
         # All ranks load before any resumes: one may find its files damaged.
         self.ranks.all(LearnerPart.load, found)
         self.skipped = found.state.get("skipped", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.algorithm.batching import MicroBatch, TrainBatch, collate, pin_record
 from trainer.algorithm.losses import token_weights
-from trainer.algorithm.scheduling import PassCost
+from trainer.algorithm.scheduling import KEYS, PassCost
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
@@ -25,8 +25,6 @@ from trainer.config import Split, budget, checkpoint_holds_policy
 from trainer.data.dialog import Dialogs, dialogs_of
 from trainer.hardware import model_shapes
 from trainer.learning import lora
-from trainer.learning.learner import LearnerFacts
-from trainer.learning.prefetch import build_ahead
 from trainer.learning.teacher import FrozenModel, teacher_of
 from trainer.observe import beacon
 from trainer.ranks.heap import Heap
@@ -36,6 +34,27 @@ if TYPE_CHECKING:
     from trainer.learning.policy import Policy, TrainMicroBatch
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class LearnerFacts:
+    """What the ranks know of model and device once they have loaded."""
+
+    device_name: str
+    """The GPU's name; empty on CPU."""
+    image_token_id: int
+    """The id of an image's placeholder; -1 where the model reads text only."""
+    micro_batch_tokens: int
+    """Budget of one training pass."""
+    logprob_tokens: int
+    """Budget of one scoring pass."""
+    cost: PassCost
+    """What a pass costs, for the schedule."""
+    update_keys: float = KEYS
+    """Keys per token of a training pass."""
+    logprob_keys: float = KEYS
+    """Keys per token of a scoring pass."""
 
 
 class LearnerPart:
@@ -215,7 +234,7 @@ class LearnerPart:
                 yield [(name, tensor.detach().cpu().clone()) for name, tensor in group]
 
     def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
-        """`Learner.save` of this rank's shard."""
+        """`DistributedLearner.save` of this rank's shard."""
         started = time.monotonic()
         self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send, attempt)
         if not self.config.checkpoint.asynchronous:
@@ -263,3 +282,20 @@ class ShardedWeights:
 def _flat(values: Sequence[np.ndarray]) -> Tensor:
     """Values of all learned tokens of a pass, [N] float32; [0] for a pass without traces."""
     return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *values]))
+
+
+def build_ahead(build: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+    """Like `map(build, things)`, but builds the next result in a thread. At most two results exist at a
+    time."""
+    with ThreadPoolExecutor(1, "prefetch") as thread:
+        queue = iter(things)
+        first = next(queue, None)
+        if first is None:
+            return
+        coming = thread.submit(build, first)
+        for thing in queue:
+            ready = coming.result()
+            coming = thread.submit(build, thing)
+            yield ready
+            del ready
+        yield coming.result()

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from trainer.algorithm.batching import MicroBatch, move_record
-from trainer.algorithm.losses import LOG_RATIO, grpo_loss
+from trainer.algorithm.losses import LOG_RATIO, grpo_loss, mismatch_sums, rollout_weights
 from trainer.algorithm.lr_schedule import learning_rate
-from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import blocks, experts_check, fused_layers, gated_delta_kernel, lora
+from trainer.learning import blocks, experts, fused_layers, gated_delta_kernel, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import FrozenModel
@@ -217,7 +216,7 @@ class Policy:
         if config.lora.rank:
             lora.inject_adapters(hf, config.lora, config.run.seed)
         if self.device.type == "cuda":
-            experts_check.check_grouped_products(hf, self.device, _dtype(config))
+            experts.check_grouped_products(hf, self.device, _dtype(config))
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
             recurrence = gated_delta_kernel.checked_kernel(hf, self.device, _dtype(config))

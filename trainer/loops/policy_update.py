@@ -8,12 +8,13 @@ from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.credit import (
     CreditedTraces,
     StepRewards,
+    add_teacher_advantages,
     by_token,
     learnable_indices,
     reward_step,
+    teacher_metrics,
     token_kl,
 )
-from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.rollout_archive import GradedStep

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainer.algorithm.credit import reward_step
-from trainer.algorithm.dynamic_sampling import prompts_to_refill
+from trainer.algorithm.credit import prompts_to_refill, reward_step
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.staleness import slots_used, versions_behind
 from trainer.algorithm.traces import Outcome, Prompt, Trace

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from trainer.config import RunConfig
-from trainer.ranks.devices import SHOW_ALL
+from trainer.hardware.visible_gpus import VARIABLES, gpu_names
 from trainer.ranks.heap import ARENAS
 
 ALLOCATOR = "expandable_segments:True"
@@ -60,3 +61,13 @@ def rank_environment(config: RunConfig) -> dict[str, str]:
         if config.run.deterministic == "cuda":
             env |= {"VLLM_BATCH_INVARIANT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return env
+
+
+SHOW_ALL = {f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in VARIABLES}
+"""With these set, Ray does not change the GPU variables of its actors."""
+
+
+def device_position(gpu: str, env: Mapping[str, str]) -> int:
+    """torch's index of a GPU that Ray named by index or UUID. torch counts within the node's own list."""
+    names = gpu_names(env)
+    return int(gpu) if names is None else names.index(gpu.strip())

@@ -23,7 +23,7 @@ from trainer.data.reader import RowReader
 from trainer.observe import beacon
 from trainer.observe.step_profile import RankProfile, Recorder
 from trainer.ranks import cpu_matmul
-from trainer.ranks.devices import device_position
+from trainer.ranks.environment import device_position
 from trainer.system import last_words
 
 T = TypeVar("T")

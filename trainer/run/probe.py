@@ -10,7 +10,7 @@ from trainer.algorithm.staleness import kernel_mismatch
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
 from trainer.fleet.fleet_sampler import AdmissionTest
-from trainer.learning.learner import Learner
+from trainer.learning.distributed import DistributedLearner
 from trainer.run.measured_rows import Rows
 from trainer.sampling.sampler import SampledGroups, Sampler, SamplingRequest
 
@@ -21,7 +21,7 @@ PROBE_SEED = 7
 class Probe:
     """Works for any sampler and any learner."""
 
-    def __init__(self, config: RunConfig, rows: Rows, learner: Learner) -> None:
+    def __init__(self, config: RunConfig, rows: Rows, learner: DistributedLearner) -> None:
         self.config = config
         self.rows, self.learner = rows, learner
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.hf_export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
+from trainer.config import RunConfig
 from trainer.config.run_folder import METRICS, SAMPLES
-from trainer.learning.learner import Learner
+from trainer.config.run_store import EXPORTED
+from trainer.data.dataset import Dataset
+from trainer.data.prompt_form import LOOKED_AT, PromptForm
+from trainer.learning.distributed import DistributedLearner
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.rewards.grading import RULES
+from trainer.storage import hub
 from trainer.system.errors import StorageError
 
 ATTACHED = (METRICS, SAMPLES)
@@ -52,7 +58,11 @@ class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
     def __init__(
-        self, run_dir: str, checkpoints: Checkpoints, learner: Learner | None, notice: PreemptionNotice
+        self,
+        run_dir: str,
+        checkpoints: Checkpoints,
+        learner: DistributedLearner | None,
+        notice: PreemptionNotice,
     ) -> None:
         """learner: None where nothing is trained, so that nothing is saved."""
         self.run_dir = Path(run_dir)
@@ -65,7 +75,7 @@ class Saving:
         self._announced = False
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> DistributedLearner:
         """Whose state is saved."""
         assert self._learner is not None, "nothing is saved of a run that trains nothing"
         return self._learner
@@ -161,3 +171,27 @@ class Saving:
                     break
         except StorageError as error:
             print(error, file=sys.stderr, flush=True)
+
+
+def export_weights(config: RunConfig, checkpoints: Checkpoints, train_set: Dataset) -> Path:
+    """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes it
+    beside the checkpoints."""
+    checkpoint = checkpoints.find()
+    out = Path(config.run.dir) / EXPORTED
+    assert checkpoint is not None
+    if config.lora.rank:
+        export_adapter(checkpoint, out, config)
+    else:
+        # its weights are the base model's, of which this node may have a share
+        if config.model.freeze_vision:
+            hub.fetch_files(config, hub.weight_files(config))
+        export_hf(checkpoint, out, hub.model_folder(config), config.model.dtype)
+    rows = range(min(LOOKED_AT, len(train_set)))
+    form = PromptForm.of(train_set[row].messages for row in rows)
+    if form:
+        form.write(out)
+    if checkpoints.storage:
+        for path in sorted(out.iterdir()):
+            checkpoints.storage.put(path, f"{EXPORTED}/{path.name}")
+    print(f"weights: {out}", flush=True)
+    return out

@@ -26,7 +26,7 @@ from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.fleet.fleet_sampler import FleetSampler
 from trainer.learning.distributed import DistributedLearner
-from trainer.learning.learner import Learner, LearnerFacts
+from trainer.learning.learner_part import LearnerFacts
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.node.watch.run_lock import RunLock
 from trainer.observe.phases import Phases, StartClock
@@ -41,9 +41,8 @@ from trainer.rewards.trial import try_at_start
 from trainer.run.completion_grader import CompletionGrader
 from trainer.run.measured_rows import Rows
 from trainer.run.probe import Probe
-from trainer.run.saving import ATTACHED, RunPosition, Saving
+from trainer.run.saving import ATTACHED, RunPosition, Saving, export_weights
 from trainer.run.step_log import StepLog
-from trainer.run.weights_export import export_weights
 from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import Sampler
 from trainer.system.errors import StorageError
@@ -66,7 +65,7 @@ class Session:
     ended.
     """
 
-    learner: Learner
+    learner: DistributedLearner
     """The policy's, where one is loaded."""
     probe: Probe
     """Compares engines with it."""

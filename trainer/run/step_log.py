@@ -10,7 +10,7 @@ from trainer.checkpoint.retention import Retention
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
-from trainer.learning.learner import LearnerFacts
+from trainer.learning.learner_part import LearnerFacts
 from trainer.observe.guards import guards_of
 from trainer.observe.history import read_history
 from trainer.observe.live import step_line

@@ -8,7 +8,6 @@ from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ray_ranks import RayRanks
-from trainer.sampling.dealing import deal_prompts
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.sampling.sampler_part import SamplerPart
 from trainer.weights.source import WeightSource
@@ -94,3 +93,19 @@ class Colocated:
 
     def close(self) -> None:
         """`Sampler.close`: the engines end with the ranks' processes."""
+
+
+def deal_prompts(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:
+    """Shares of about equal cost (longest processing time first), each in the order of the step.
+
+    costs: expected tokens of each prompt with its completions, above 0. A function of its arguments alone, so
+    that a resumed run deals as before, and the next step's shares are known while this one is sampled.
+    """
+    loads, owner = [0.0] * engines, [0] * len(prompts)
+    for i in sorted(range(len(prompts)), key=lambda i: (-costs[i], i)):
+        owner[i] = min(range(engines), key=lambda engine: (loads[engine], engine))
+        loads[owner[i]] += costs[i]
+    return [
+        [prompt for prompt, at in zip(prompts, owner, strict=True) if at == engine]
+        for engine in range(engines)
+    ]

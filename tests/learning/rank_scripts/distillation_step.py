@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.learning import plain
 from tests.learning.one_rank import OneRank
 from tests.learning.rank_scripts.steps_of_papers import adamw, images_of, loaded
-from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
+from trainer.algorithm.credit import add_teacher_advantages, teacher_metrics
 from trainer.algorithm.traces import Trace
 from trainer.config import RunConfig
 from trainer.data.processor import EncodedPrompt

@@ -212,7 +212,7 @@ AFTER_IMPORT: dict[str, Callable] = {
     "trainer.config.schema": without_verdict_on_sync,
     "trainer.fleet.patch": with_patches,
     "trainer.learning.gated_delta_kernel": without_verdict_on_recurrence,
-    "trainer.learning.experts_check": without_verdict_on_experts,
+    "trainer.learning.experts": without_verdict_on_experts,
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,
     "vllm.v1.worker.gpu.async_utils": with_numbers,
