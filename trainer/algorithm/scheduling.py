@@ -93,23 +93,18 @@ def schedule_passes(
         by_prompt.setdefault(x.prompt, []).append(i)
     groups = list(by_prompt.values())
 
-    best_time = math.inf
-    best_passes: list[list[list[PromptPiece]]] | None = None
+    plans = []
     for limit in _piece_limits(groups, lengths, world_size, budget, keys_per_token):
         pieces = []
         for members in groups:
             pieces += _pieces(members, lengths, limit, cost, keys_per_token)
-        passes = _passes(pieces, world_size, budget)
-        times = []
-        for ranks in passes:
-            # A pass takes as long as its slowest rank.
-            times.append(cost.per_pass + max(map(_cost, ranks)))
-        time = sum(times)
-        if best_passes is None or time < best_time:
-            best_time = time
-            best_passes = passes
-    assert best_passes is not None
-    return _as_plan(best_passes, groups, world_size)
+        plans.append(_passes(pieces, world_size, budget))
+
+    def time(passes: list[list[list[PromptPiece]]]) -> float:
+        """A pass takes as long as its slowest rank."""
+        return sum(cost.per_pass + max(map(_cost, ranks)) for ranks in passes)
+
+    return _as_plan(min(plans, key=time), groups, world_size)
 
 
 def pass_times(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -> list[list[float]]:
@@ -170,9 +165,7 @@ def _piece_limits(
     keys_per_token: float,
 ) -> list[int]:
     """The limits of a piece's tokens that are worth a try, each once."""
-    total = 0
-    longest_prompt = 0
-    largest_group = 0
+    total = longest_prompt = largest_group = 0
     for members in groups:
         prompt_tokens = lengths[members[0]].prompt_tokens
         completions = _completions(members, lengths)
@@ -196,40 +189,23 @@ def _cost(pieces: list[PromptPiece]) -> float:
 def _pieces(
     members: list[int], lengths: Sequence[SampleLength], limit: int, cost: PassCost, keys_per_token: float
 ) -> list[PromptPiece]:
-    """A whole group, or as few pieces of up to `limit` tokens as possible, each with the prompt."""
+    """A whole group, or as few pieces of up to `limit` tokens as possible, each with the prompt. One sample
+    cannot be cut."""
     prompt = lengths[members[0]]
     room = limit - prompt.prompt_tokens
     sizes = _completions(members, lengths)
-    fewest = _ceil_div(sum(sizes), max(room, 1))
-    count = min(max(fewest, 1), len(members))
+    count = min(max(-(-sum(sizes) // max(room, 1)), 1), len(members))
     while True:
-        parts = _parts(sizes, count, room)
+        # One part is what most groups are; it takes anything.
+        parts = _fill(sizes, sizes, count, room if count > 1 else sum(sizes))
         if parts is not None:
             pieces = []
             for part in filter(None, parts):
-                held = [members[k] for k in part]
-                pieces.append(_piece(held, lengths, cost, keys_per_token))
-            if count >= len(members) or all(_fits(piece, limit) for piece in pieces):
+                pieces.append(_piece([members[k] for k in part], lengths, cost, keys_per_token))
+            fits = all(piece.tokens <= limit or len(piece.members) == 1 for piece in pieces)
+            if count >= len(members) or fits:
                 return pieces
         count += 1
-
-
-def _ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
-
-
-def _fits(piece: PromptPiece, limit: int) -> bool:
-    """Whether a piece keeps to the limit of tokens. One sample cannot be cut, so it always does."""
-    return piece.tokens <= limit or len(piece.members) == 1
-
-
-def _parts(sizes: list[int], count: int, room: int) -> list[list[int]] | None:
-    """Indices of completions in `count` parts of up to `room` tokens, the longest first; None if they
-    do not fit."""
-    if count == 1:  # most groups; `_fill` would give the same
-        return [sorted(range(len(sizes)), key=lambda k: -sizes[k])]
-    return _fill(sizes, sizes, count, room)
 
 
 def _piece(
@@ -237,8 +213,7 @@ def _piece(
 ) -> PromptPiece:
     """The piece of these samples of one prompt."""
     prompt = lengths[members[0]]
-    completions = _completions(members, lengths)
-    tokens = _room(prompt.prompt_tokens, completions, keys_per_token)
+    tokens = _room(prompt.prompt_tokens, _completions(members, lengths), keys_per_token)
     time = cost.prompt(prompt) + sum(cost.completion(lengths[i]) for i in members)
     return PromptPiece(members, tokens, time)
 
@@ -246,34 +221,23 @@ def _piece(
 def _room(prompt: int, completions: list[int], keys_per_token: float) -> int:
     """`PromptPiece.tokens` of a prompt and its completions."""
     tokens = prompt + sum(completions)
-    keys = tokens
-    if len(completions) > 1:
-        # The prompt's keys stand in the row once more for each completion.
-        keys += len(completions) * prompt
+    # The prompt's keys stand in the row once more for each completion.
+    keys = tokens + len(completions) * prompt if len(completions) > 1 else tokens
     return max(tokens, math.ceil(keys / keys_per_token))
 
 
 def _passes(pieces: list[PromptPiece], world_size: int, budget: int) -> list[list[list[PromptPiece]]]:
     """[pass][rank] -> pieces: as few passes as the budget allows, with bins of similar cost in one pass."""
-    costs = []
-    tokens = []
-    for piece in pieces:
-        costs.append(piece.cost)
-        tokens.append(piece.tokens)
-    count = max(_ceil_div(_bins_needed(tokens, budget), world_size), 1)
-    bins = _fill(costs, tokens, world_size * count, budget)
-    while bins is None:
+    costs = [piece.cost for piece in pieces]
+    tokens = [piece.tokens for piece in pieces]
+    count = max(-(-_bins_needed(tokens, budget) // world_size), 1)
+    while (bins := _fill(costs, tokens, world_size * count, budget)) is None:
         count += 1
-        bins = _fill(costs, tokens, world_size * count, budget)
-
     filled = []
     for bin_ in bins:
         filled.append([pieces[i] for i in bin_])
     filled.sort(key=_cost, reverse=True)
-    passes = []
-    for first in range(0, len(filled), world_size):
-        passes.append(filled[first : first + world_size])
-    return passes
+    return [filled[first : first + world_size] for first in range(0, len(filled), world_size)]
 
 
 def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> list[list[int]] | None:
@@ -282,16 +246,13 @@ def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> 
 
     An empty bin takes anything. None if something fits nowhere.
     """
-    out: list[list[int]] = []
-    heap = []  # (cost, bin, tokens), the cheapest bin first; equal costs are a heap already
-    for b in range(bins):
-        out.append([])
-        heap.append((0.0, b, 0))
-
-    costliest_first = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
-    for i in costliest_first:
+    out: list[list[int]] = [[] for _ in range(bins)]
+    heap = [
+        (0.0, b, 0) for b in range(bins)
+    ]  # (cost, bin, tokens), the cheapest first; equal ones are a heap
+    for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         full = []
-        while heap and not _has_room(heap[0][2], tokens[i], budget):
+        while heap and heap[0][2] and heap[0][2] + tokens[i] > budget:
             full.append(heapq.heappop(heap))
         if not heap:
             return None
@@ -301,11 +262,6 @@ def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> 
         for entry in full:
             heapq.heappush(heap, entry)
     return out
-
-
-def _has_room(held: int, tokens: int, budget: int) -> bool:
-    """Whether a bin that holds `held` tokens takes more."""
-    return not held or held + tokens <= budget
 
 
 def _bins_needed(tokens: list[int], budget: int) -> int:

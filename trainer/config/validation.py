@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, urlsplit
+
 from trainer.config.bucket_address import BucketAddress, is_address
 from trainer.config.expected import check_bands
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
-from trainer.config.reward_checks import check_rewards, nearest_name
+from trainer.config.rewards import Rewards
 from trainer.config.schema import RunConfig
-from trainer.config.turn_checks import refused_turns
+from trainer.config.turns import BUILT_IN
 from trainer.config.watching import GUARDS
 
+JUDGED = ("text", "math", "number", "letter")
+HARMLESS = ("api-version", "version", "model")
+"""Parameters that an address may have: everything else may be a secret."""
 Refusals = dict[str, object]
 """What is wrong and what to change -> whether it is so. The first that is so is raised."""
 
@@ -20,7 +27,7 @@ def validate(config: RunConfig) -> None:
     check_ranges(config)
     check_bands(config.expected)
     _refuse(_of_run(config) | _of_adapters(config) | _of_fleet(config) | _of_teacher(config))
-    _refuse({change: wrong for wrong, change in refused_turns(config)})
+    _refuse(_of_turns(config))
     check_rewards(config.rewards)
     for name in config.guards.ending:
         if name not in GUARDS:
@@ -248,6 +255,96 @@ def _of_staleness(c: RunConfig) -> Refusals:
         f"{behind} with evaluation.pass_rate_samples {samples}: pass rates are of one version of the"
         " weights, and nothing is learned from them; set rollout.staleness to 0": ahead and samples,
     }
+
+
+def _of_turns(c: RunConfig) -> Refusals:
+    """Episodes of several turns."""
+    environment = c.turns.environment
+    key, unset = f"turns.environment is {environment}", "set turns.environment to off"
+    python: Refusals = {
+        f"turns.python runs an environment of your own, and {key}: leave turns.python empty": (
+            c.turns.python and not c.turns.own
+        ),
+    }
+    if environment == "off":
+        return python
+    least, most = c.model.min_pixels, c.model.max_pixels
+    path, _, name = environment.rpartition(":")
+    named_file = path.endswith(".py") and name.isidentifier()
+    return python | {
+        f"turns.environment is {environment!r}: {nearest_name(environment, BUILT_IN)}, or write"
+        " path/to/file.py:NAME (a second try, a calculator and Python are among the examples)": (
+            c.turns.own and not named_file
+        ),
+        f"{key} with method {c.method}, which samples no reply: {unset}": c.method != "grpo",
+        f"{key} with fleet.workers {c.fleet.workers}: workers sample one turn alone; set fleet.workers to"
+        f" off, or {unset}": c.fleet.workers != "off",
+        f"{key} with algorithm.teacher, which was not tried together: leave algorithm.teacher empty, or"
+        f" {unset}": c.teaches,
+        f"turns.image_pixels {c.turns.image_pixels} is not between model.min_pixels {least} and"
+        f" model.max_pixels {most}, so pictures would be resized once more: choose one that is": (
+            environment == "zoom" and not least <= c.turns.image_pixels <= most
+        ),
+    }
+
+
+def check_rewards(rewards: Rewards) -> None:
+    """Raises ConfigError, with the change to make, for what of the `rewards` section is wrong."""
+    graders = ("function", "functions", "remote_url", "judge_url")
+    both = [name for name in graders if getattr(rewards, name)]
+    types = [name.strip() for name in rewards.judge_types.split(",")]
+    refusals: Refusals = {
+        f"rewards.{' and rewards.'.join(both[:2])} are both set: unset one (a server has its own judge)": (
+            len(both) > 1
+        ),
+    }
+    for name in types:
+        refusals[f"rewards.judge_types: {name!r} is none of {', '.join(JUDGED)}"] = name not in JUDGED
+    refusals |= {
+        "rewards.judge_url is set and rewards.judge_model is empty: name the model it serves": (
+            rewards.judge_url and not rewards.judge_model
+        ),
+        "rewards.judge_model is set and rewards.judge_url is empty, so no judge is asked: set"
+        " rewards.judge_url": rewards.judge_model and not rewards.judge_url,
+    }
+    refusals |= _of_address("remote_url", rewards.remote_url, "SPOTRL_REWARD_TOKEN")
+    refusals |= _of_address("judge_url", rewards.judge_url, "SPOTRL_JUDGE_KEY")
+    metrics = [function.metric for function in rewards.functions]
+    for number, function in enumerate(rewards.functions):
+        key, metric = f"rewards.functions[{number}]", function.metric
+        refusals |= {
+            f"{key}.path is {function.path!r}: write path/to/file.py:function": ":" not in function.path,
+            f"{key}.name is {metric!r}: use letters, digits and _": not metric.isidentifier(),
+            f"two of rewards.functions have the metric reward/function_{metric}: give one a name": (
+                metric in metrics[:number]
+            ),
+            f"{key}.weight is {function.weight}: use a finite number": not abs(function.weight) < 1e30,
+        }
+    _refuse(refusals)
+
+
+def _of_address(key: str, url: str, variable: str) -> Refusals:
+    """The address of a server, which stands in the run's configuration, its report and its logs."""
+    if not url:
+        return {}
+    parts = urlsplit(url)
+    unknown = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if name not in HARMLESS]
+    what = f"the parameter {unknown[0]!r}" if unknown else "a password" if "@" in parts.netloc else "a #"
+    return {
+        f"rewards.{key}: write http://HOST:PORT/... or https://...": (
+            parts.scheme not in ("http", "https") or not parts.hostname
+        ),
+        f"rewards.{key} has {what}, and addresses stand in config.yaml, reports and logs: leave it out,"
+        f" and put a token into {variable}, which is sent as a header": (
+            "@" in parts.netloc or unknown or parts.fragment
+        ),
+    }
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """What a person may have meant, for a message."""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
 def validate_saving(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome
-from trainer.config.reward_checks import check_rewards
+from trainer.config.validation import check_rewards
 from trainer.rewards.completion_facts import facts_of, function_specs
 from trainer.rewards.grade import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
