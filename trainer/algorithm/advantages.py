@@ -60,11 +60,9 @@ def estimate_advantages(
     lengths: Tensor,
     kl: Tensor | None = None,
 ) -> Advantages:
-    """Advantages as `algorithm.advantage` defines them.
-
-    `total` [N] holds the weighted rewards, normalized if the run is configured so. `lengths` [N] counts
-    completion tokens. `kl` [sum of lengths] is the cost of each token's KL (`kl_in: reward`).
-    """
+    """Advantages as `algorithm.advantage` defines them. `total` [N] holds the weighted rewards, normalized if
+    the run is configured so. `lengths` [N] counts completion tokens. `kl` [sum of lengths] is the cost of
+    each token's KL (`kl_in: reward`)."""
     eps = algorithm.advantage_eps
     tokens = None
     earned = total.double()
@@ -110,10 +108,8 @@ def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """r - mean of its group, [N] (Dr. GRPO, arXiv 2503.20783).
-
-    The division by the standard deviation, which favors prompts that are easy or hard, is left out.
-    """
+    """r - mean of its group, [N] (Dr. GRPO, arXiv 2503.20783). The division by the standard deviation, which
+    favors prompts that are easy or hard, is left out."""
     ids, index = _index(rewards, groups)
     r = rewards.double()
     means = r.new_zeros(len(ids)).index_add(0, index, r) / torch.bincount(index, minlength=len(ids))
@@ -128,21 +124,16 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def batch_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
-    """(r - mean of its group) / (unbiased std of all rewards + eps), [N].
-
-    Described in arXiv 2508.08221; it is `scale_rewards="batch"` in TRL.
-    """
+    """(r - mean of its group) / (unbiased std of all rewards + eps), [N]. Described in arXiv 2508.08221; it
+    is `scale_rewards="batch"` in TRL."""
     r = rewards.double()
     return group_mean(rewards, groups) / (r.std() + eps if len(r) > 1 else 1.0)
 
 
 def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
-    """Advantages from rewards that are normalized one by one, [N] (GDPO, arXiv 2601.05242).
-
-    Each column of `parts` [N, K] is normalized in its groups; the sum weighted by `weights` [K] is then
-    normalized over the batch (TRL's normalize_then_sum). So a reward of small spread is not drowned by
-    one of large spread.
-    """
+    """Advantages from rewards that are normalized one by one, [N] (GDPO, arXiv 2601.05242). Each column of
+    `parts` [N, K] is normalized in its groups; the sum weighted by `weights` [K] is then normalized over the
+    batch (TRL's normalize_then_sum). So a reward of small spread is not drowned by one of large spread."""
     summed = parts.new_zeros(len(parts), dtype=torch.float64)
     for k, weight in enumerate(weights.tolist()):
         summed = summed + weight * group_norm(parts[:, k], groups, eps)
@@ -152,10 +143,8 @@ def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> T
 
 
 def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
-    """Returns to go of every token, [sum of lengths]: G_t = gamma G_t+1 - kl_t.
-
-    A sequence's reward comes with its last token. `kl` [sum of lengths] is the cost of each token; None: 0.
-    """
+    """Returns to go of every token, [sum of lengths]: G_t = gamma G_t+1 - kl_t. A sequence's reward comes
+    with its last token. `kl` [sum of lengths] is the cost of each token; None: 0."""
     if kl is None:
         costs: Sequence[Tensor] = [torch.zeros(int(n), dtype=torch.float64) for n in lengths]
     else:
@@ -198,10 +187,8 @@ def _sums(flat: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass
 class RunningNorm:
-    """Running mean and standard deviation of all rewards so far (Chan et al. 1979).
-
-    It is saved with the checkpoint.
-    """
+    """Running mean and standard deviation of all rewards so far (Chan et al. 1979). It is saved with the
+    checkpoint."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -209,10 +196,8 @@ class RunningNorm:
     """Sum of squared differences from the mean."""
 
     def normalize(self, rewards: Tensor) -> Tensor:
-        """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N].
-
-        Raises ValueError, and leaves the statistics as they were, where they would no longer be finite.
-        """
+        """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N]. Raises
+        ValueError, and leaves the statistics as they were, where they would no longer be finite."""
         r = rewards.double()
         delta = r.mean().item() - self.mean
         total = self.count + len(r)

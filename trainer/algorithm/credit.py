@@ -52,11 +52,9 @@ class StepRewards:
     def advantages(
         self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None
     ) -> Advantages:
-        """Advantages of `members`, in their order.
-
-        total: rewards of all completions, [N], normalized if so configured. kl: KL cost of each learned token
-        of the members, [sum of lengths]; None if the rewards contain no KL.
-        """
+        """Advantages of `members`, in their order. total: rewards of all completions, [N], normalized if so
+        configured. kl: KL cost of each learned token of the members, [sum of lengths]; None if the rewards
+        contain no KL."""
         at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])
         return estimate_advantages(
@@ -123,10 +121,8 @@ def learnable_indices(traces: Sequence[Trace], mask_truncated: bool) -> list[int
 
 
 def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:
-    """Estimates of the KL to the reference at every learned token, [sum of lengths].
-
-    old, reference: log-probabilities under policy and reference, [T] per trace.
-    """
+    """Estimates of the KL to the reference at every learned token, [sum of lengths]. old, reference:
+    log-probabilities under policy and reference, [T] per trace."""
     policy_flat = torch.from_numpy(np.concatenate(old)).double()
     reference_flat = torch.from_numpy(np.concatenate(reference)).double()
     return kl_divergence(policy_flat, reference_flat, config.algorithm.kl_estimated_by)
@@ -142,10 +138,8 @@ def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.n
 
 def prompts_to_refill(flat: Sequence[bool], size: int) -> int:
     """Number of prompts of the next round, `size` at most; 0 if there are enough groups of unequal rewards.
-
-    `flat` says of every group so far whether its rewards are equal. The next round should give the
-    missing groups at the share of unequal ones so far.
-    """
+    `flat` says of every group so far whether its rewards are equal. The next round should give the missing
+    groups at the share of unequal ones so far."""
     useful = len(flat) - sum(flat)
     missing = max(size - useful, 0)
     if not useful:
@@ -154,10 +148,8 @@ def prompts_to_refill(flat: Sequence[bool], size: int) -> int:
 
 
 def choose_groups(flat: Sequence[bool], size: int) -> list[int]:
-    """The `size` groups that are trained on, in the order in which they were sampled.
-
-    Groups of unequal rewards are taken first; groups of equal rewards fill what is missing.
-    """
+    """The `size` groups that are trained on, in the order in which they were sampled. Groups of unequal
+    rewards are taken first; groups of equal rewards fill what is missing."""
     order = sorted(range(len(flat)), key=lambda group: (flat[group], group))
     return sorted(order[:size])
 
@@ -168,11 +160,9 @@ def add_teacher_advantages(
     old: Sequence[np.ndarray],
     coef: float,
 ) -> list[np.ndarray]:
-    """Advantage of every token with coef * (log p_teacher - log p_old) added, [T] float32 per trace.
-
-    teacher, old: log-probabilities under teacher and policy, [T] per trace. The term is minus a one-sample
-    estimate of the reverse KL at that token. Later tokens do not count toward it: no returns are summed up.
-    """
+    """Advantage of every token with coef * (log p_teacher - log p_old) added, [T] float32 per trace. teacher,
+    old: log-probabilities under teacher and policy, [T] per trace. The term is minus a one-sample estimate of
+    the reverse KL at that token. Later tokens do not count toward it: no returns are summed up."""
     out = []
     for own, theirs, before in zip(advantages, teacher, old, strict=True):
         gap = theirs.astype(np.float64) - before.astype(np.float64)

@@ -8,10 +8,8 @@ from trainer.config import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Learning rate of optimizer step `update`, counted from 0.
-
-    It warms up linearly. Then it is constant, or falls to its floor at `total_updates`.
-    """
+    """Learning rate of optimizer step `update`, counted from 0. It warms up linearly. Then it is constant, or
+    falls to its floor at `total_updates`."""
     warmup = optimizer.warmup_steps or math.ceil(optimizer.warmup_ratio * total_updates)
     if update < warmup:
         return optimizer.learning_rate * (update + 1) / warmup

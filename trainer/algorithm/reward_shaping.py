@@ -29,11 +29,8 @@ class LoopState(RunningNorm):
 
     @classmethod
     def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> LoopState:
-        """The state after `step`.
-
-        saved: `state` of the step's checkpoint. A checkpoint of an older version may lack fields; a fresh run
-        has none.
-        """
+        """The state after `step`. saved: `state` of the step's checkpoint. A checkpoint of an older version
+        may lack fields; a fresh run has none."""
         loop_state = cls()
         for field in fields(cls):
             setattr(loop_state, field.name, saved.get(field.name, field.default))
@@ -49,10 +46,8 @@ class LoopState(RunningNorm):
     def stepped(
         self, config: RunConfig, metrics: Mapping[str, float], prompts: int, completions: int
     ) -> dict[str, float]:
-        """Moves on after a step with these metrics; returns what the step itself had, as metrics.
-
-        prompts: number that was sampled. completions: number that was trained on.
-        """
+        """Moves on after a step with these metrics; returns what the step itself had, as metrics. prompts:
+        number that was sampled. completions: number that was trained on."""
         had = {}
         self.prompts += prompts
         target = config.algorithm.kl_target
@@ -75,10 +70,8 @@ def weighted_rewards(outcomes: Sequence[Outcome], config: RunConfig) -> RewardPa
 
 
 def overlong_penalty(lengths: Tensor, max_tokens: int, buffer: float) -> Tensor:
-    """Penalty of long completions, [N] (DAPO, arXiv 2503.14476, eq. 13).
-
-    It is 0 up to (1 - buffer) max_tokens, and falls linearly to -1 at max_tokens.
-    """
+    """Penalty of long completions, [N] (DAPO, arXiv 2503.14476, eq. 13). It is 0 up to (1 - buffer)
+    max_tokens, and falls linearly to -1 at max_tokens."""
     start = max_tokens * (1 - buffer)
     return -((lengths.double() - start) / (max_tokens * buffer)).clamp(0, 1)
 
@@ -98,10 +91,7 @@ def add_form_rewards(by_grader: RewardParts, lengths: Tensor, config: RunConfig)
 
 def next_kl_coef(coef: float, kl: float, target: float, horizon: int, samples: int) -> float:
     """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv
-    1909.08593).
-
-    A KL that is not finite, because updates were skipped, leaves the coefficient as it is.
-    """
+    1909.08593). A KL that is not finite, because updates were skipped, leaves the coefficient as it is."""
     if not math.isfinite(kl):
         return coef
     error = min(max(kl / target - 1, -0.2), 0.2)

@@ -84,10 +84,8 @@ def schedule_passes(
     keys_per_token: float = KEYS,
 ) -> Plan:
     """Makes a few plans that cut groups into pieces of different sizes, and returns the one that ends first.
-
-    The largest passes come first, so that a lack of memory shows at once. A sample longer than the
-    budget stands alone. Equal input gives equal plans: ties are decided by index.
-    """
+    The largest passes come first, so that a lack of memory shows at once. A sample longer than the budget
+    stands alone. Equal input gives equal plans: ties are decided by index."""
     by_prompt: dict[Hashable, list[int]] = {}
     for i, x in enumerate(lengths):
         by_prompt.setdefault(x.prompt, []).append(i)
@@ -241,11 +239,8 @@ def _passes(pieces: list[PromptPiece], world_size: int, budget: int) -> list[lis
 
 
 def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> list[list[int]] | None:
-    """Indices in each bin, by "longest processing time first": the costliest goes to the cheapest bin
-    with room for it.
-
-    An empty bin takes anything. None if something fits nowhere.
-    """
+    """Indices in each bin, by "longest processing time first": the costliest goes to the cheapest bin with
+    room for it. An empty bin takes anything. None if something fits nowhere."""
     out: list[list[int]] = [[] for _ in range(bins)]
     heap = [
         (0.0, b, 0) for b in range(bins)

@@ -40,10 +40,8 @@ def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
 
 
 def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> dict[str, float]:
-    """`mismatch/*` of traces that the policy's current weights sampled.
-
-    policy: the policy's log-probabilities of the learned tokens, [T] per trace.
-    """
+    """`mismatch/*` of traces that the policy's current weights sampled. policy: the policy's
+    log-probabilities of the learned tokens, [T] per trace."""
     by_engine = []
     for trace in traces:
         if trace.logprobs is not None:
@@ -68,11 +66,8 @@ def mismatch_by_age(
     traces: Sequence[Trace], policy: Sequence[np.ndarray], newest: int, low: float, high: float
 ) -> dict[str, float]:
     """Ratios of policy to engine by the age of the weights that sampled a token, for traces that several
-    versions have sampled.
-
-    policy: the policy's log-probabilities of the learned tokens, [T] per trace, with the weights of version
-    `newest`. low, high: ratios beyond these are corrected.
-    """
+    versions have sampled. policy: the policy's log-probabilities of the learned tokens, [T] per trace, with
+    the weights of version `newest`. low, high: ratios beyond these are corrected."""
     gaps = []
     ages = []
     for trace, logprobs in zip(traces, policy, strict=True):

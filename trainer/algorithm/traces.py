@@ -37,10 +37,8 @@ class ImageRef:
 @dataclass(frozen=True, eq=False)
 class Trace:
     """One conversation that a model can learn from: a prompt, what followed it, and which tokens are learned.
-
     A sampled completion, a worked solution and (later) several turns have the same form: all tokens in one
-    array, and the positions that count in another.
-    """
+    array, and the positions that count in another."""
 
     group: int
     """The prompt's group."""
@@ -145,11 +143,9 @@ def completed_trace(
     end: End = "stop",
     text: str = "",
 ) -> Trace:
-    """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
-
-    learned_earlier: positions of the prompt that are learned too, such as earlier replies. version: of the
-    weights that sampled the completion; -1 if no engine did. Other fields as in `Trace`.
-    """
+    """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned. learned_earlier:
+    positions of the prompt that are learned too, such as earlier replies. version: of the weights that
+    sampled the completion; -1 if no engine did. Other fields as in `Trace`."""
     shared = len(prompt_ids)
     tokens = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])
     behind_prompt = np.arange(shared, len(tokens), dtype=np.int32)
@@ -169,10 +165,8 @@ def completed_trace(
 
 
 def continue_trace(begun: Trace, piece: Trace) -> Trace:
-    """A trace that was cut, and what other weights sampled behind it.
-
-    piece: one whose prompt is all that there was of `begun`; its end and text are those of both.
-    """
+    """A trace that was cut, and what other weights sampled behind it. piece: one whose prompt is all that
+    there was of `begun`; its end and text are those of both."""
     assert begun.logprobs is not None and piece.logprobs is not None
     return replace(
         begun,

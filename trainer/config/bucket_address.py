@@ -35,52 +35,42 @@ class BucketAddress:
     def parse(cls, text: str, what: str = "bucket") -> BucketAddress:
         """Reads an address. Raises ConfigError, which begins with `what` and says what to write instead."""
         shown = f"{what} {text!r}"
-        if not text.strip():
-            raise ConfigError(
-                f"{shown} is empty: write {FORMS}; if it was given as $NAME, that variable is not set"
-            )
-        if "$" in text:
-            raise ConfigError(
-                f"{shown} holds a variable that was not filled in: write {FORMS}, or set the variable"
-            )
-        if re.search(r"\s", text, re.ASCII):
-            raise ConfigError(f"{shown} has white space in it: remove that")
-
+        _refuse(
+            f"{shown} is empty: write {FORMS}; if it was given as $NAME, that variable is not set",
+            not text.strip(),
+        )
+        _refuse(
+            f"{shown} holds a variable that was not filled in: write {FORMS}, or set the variable",
+            "$" in text,
+        )
+        _refuse(f"{shown} has white space in it: remove that", re.search(r"\s", text, re.ASCII))
         scheme, separator, rest = text.partition("://")
-        if not separator or scheme not in (*STORES, "file"):
-            raise ConfigError(f"{shown}: unknown form of address: write it as {FORMS}")
+        _refuse(
+            f"{shown}: unknown form of address: write it as {FORMS}",
+            not separator or scheme not in (*STORES, "file"),
+        )
+        path = rest.removesuffix("/")
         if scheme == "file":
-            return cls._folder(rest, shown)
-        return cls._store(scheme, rest, shown)
+            as_in = "as in file:///data/checkpoints"
+            _refuse(f"{shown}: write an absolute path, {as_in}", not rest.startswith("/"))
+            _refuse(f"{shown} names no folder: write file:///FOLDER, {as_in}", not path)
+            _check_parts(path[1:], FOLDER_PART, shown)
+            return cls("file", "", path)
 
-    @classmethod
-    def _store(cls, scheme: str, rest: str, shown: str) -> BucketAddress:
         bucket, slash, prefix = rest.partition("/")
-        if not bucket:
-            raise ConfigError(
-                f"{shown} names no bucket: write {scheme}://NAME/PREFIX; was NAME a variable, it is not set"
-            )
-        if not re.fullmatch(NAME, bucket):
-            raise ConfigError(
-                f"{shown}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and"
-                " hyphens, and begins and ends with a letter or digit"
-            )
+        _refuse(
+            f"{shown} names no bucket: write {scheme}://NAME/PREFIX; was NAME a variable, it is not set",
+            not bucket,
+        )
+        _refuse(
+            f"{shown}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens, and"
+            " begins and ends with a letter or digit",
+            not re.fullmatch(NAME, bucket),
+        )
         prefix = prefix.removesuffix("/")
         if prefix or (slash and rest.endswith("//")):
             _check_parts(prefix, KEY_PART, shown)
         return cls(scheme, bucket, prefix)
-
-    @classmethod
-    def _folder(cls, rest: str, shown: str) -> BucketAddress:
-        if not rest.startswith("/"):
-            raise ConfigError(f"{shown}: write an absolute path, as in file:///data/checkpoints")
-        path = rest.removesuffix("/")
-        if not path:
-            raise ConfigError(
-                f"{shown} names no folder: write file:///FOLDER, as in file:///data/checkpoints"
-            )
-        _check_parts(path[1:], FOLDER_PART, shown)
-        return cls("file", "", path)
 
     @property
     def is_store(self) -> bool:
@@ -100,23 +90,24 @@ class BucketAddress:
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` is meant as an address, right or wrong, and not as a path of this machine.
-
-    `s3:` and `s3:/run` count: that is what is left of `s3://$UNSET` where slashes are cut off or joined.
-    """
+    """Whether `text` is meant as an address, right or wrong, and not as a path of this machine. `s3:` and
+    `s3:/run` count: that is what is left of `s3://$UNSET` where slashes are cut off or joined."""
     return "://" in text or bool(re.match(rf"({'|'.join(STORES)}|file):", text))
 
 
 def _check_parts(path: str, part: str, shown: str) -> None:
     """Raises ConfigError unless all that stands between slashes is a name."""
     for name in path.split("/"):
-        if not name:
-            raise ConfigError(
-                f"{shown} has nothing between two slashes: write one slash, or set what stands there"
-            )
-        if name in (".", ".."):
-            raise ConfigError(f"{shown}: {name!r} is no folder of a bucket: write the path without it")
-        if not re.fullmatch(part, name):
-            raise ConfigError(
-                f"{shown}: {name!r} has characters that a path cannot have here: use letters, digits, - . _"
-            )
+        _refuse(
+            f"{shown} has nothing between two slashes: write one slash, or set what stands there", not name
+        )
+        _refuse(f"{shown}: {name!r} is no folder of a bucket: write the path without it", name in (".", ".."))
+        _refuse(
+            f"{shown}: {name!r} has characters that a path cannot have here: use letters, digits, - . _",
+            not re.fullmatch(part, name),
+        )
+
+
+def _refuse(change: str, wrong: object) -> None:
+    if wrong:
+        raise ConfigError(change)

@@ -17,10 +17,8 @@ from trainer.system.errors import ConfigError
 
 
 def load(path: str | Path) -> RunConfig:
-    """Reads a resolved configuration, of an older version too.
-
-    Raises ConfigError if the file is missing, not YAML or not valid.
-    """
+    """Reads a resolved configuration, of an older version too. Raises ConfigError if the file is missing, not
+    YAML or not valid."""
     try:
         data = read_yaml(Path(path).read_text())
     except FileNotFoundError:

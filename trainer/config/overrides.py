@@ -91,9 +91,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def override(config: Any, assignments: list[str]) -> Any:
     """Applies `a.b=c` assignments (values in YAML) to a frozen dataclass tree and returns the new tree.
-
-    Raises ConfigError on an unknown key, naming the nearest known one.
-    """
+    Raises ConfigError on an unknown key, naming the nearest known one."""
     for assignment in assignments:
         path, eq, text = assignment.partition("=")
         if not eq:

@@ -64,10 +64,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
 
 
 def of_today(data: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as older code wrote it, under the names of today; {section: {key: value}}.
-
-    What is left under an unknown name is the caller's to refuse.
-    """
+    """A configuration as older code wrote it, under the names of today; {section: {key: value}}. What is left
+    under an unknown name is the caller's to refuse."""
     sections = {name: dict(values) if isinstance(values, dict) else values for name, values in data.items()}
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
@@ -105,11 +103,8 @@ def fingerprint(config: RunConfig) -> str:
 
 def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
     """Why a run of `config` cannot go on from a checkpoint with these options, as a sentence; empty if it
-    can.
-
-    recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked at,
-    nor where `algorithm.teacher` lies if there was one.
-    """
+    can. recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked
+    at, nor where `algorithm.teacher` lies if there was one."""
     recorded = {RENAMED.get(key, key): value for key, value in recorded.items()}
     today, defaults = _flat(config), _flat(RunConfig())
     for key in sorted(recorded.keys() - today.keys()):

@@ -107,10 +107,8 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def metrics_of_line(line: bytes) -> dict[str, Any] | None:
-    """The metrics of a step that a line holds; None where the line is torn or names no step.
-
-    "NaN" and "Infinity" are floats again. A value that is no number, or no time, is passed over.
-    """
+    """The metrics of a step that a line holds; None where the line is torn or names no step. "NaN" and
+    "Infinity" are floats again. A value that is no number, or no time, is passed over."""
     record = parse_line(line) or {}
     step = record.pop("step", None)
     if type(step) is not int or not 0 <= step < MOST_STEPS:
@@ -177,11 +175,8 @@ def _records(data: bytes) -> list[dict[str, Any]]:
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
-    """The content of `progress.json`; {} where there is none yet.
-
-    A run whose process was killed cannot say so: where its process was one of this machine and is gone,
-    `status` is `died`.
-    """
+    """The content of `progress.json`; {} where there is none yet. A run whose process was killed cannot say
+    so: where its process was one of this machine and is gone, `status` is `died`."""
     progress = written_progress(run_dir)
     if progress.get("status") in (RUNNING, SERVING) and "pid" in progress and processes.is_gone(progress):
         progress |= {"status": DIED, "phase": DIED}

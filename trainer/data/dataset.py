@@ -34,10 +34,8 @@ def cache_folder() -> Path:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Manifest of a prepared dataset in a local directory or at an object-store URL.
-
-    Raises ConfigError if there is none.
-    """
+    """Manifest of a prepared dataset in a local directory or at an object-store URL. Raises ConfigError if
+    there is none."""
     text = str(path)
     try:
         if "://" in text:
@@ -226,10 +224,8 @@ class Dataset:
                     yield table.slice(low - begin, high - low)
 
     def verify(self) -> None:
-        """Reads every shard and compares its sha256 with the manifest.
-
-        Raises ConfigError that names the damaged shard.
-        """
+        """Reads every shard and compares its sha256 with the manifest. Raises ConfigError that names the
+        damaged shard."""
         for file in self._files:
             if "://" in self.path:
                 self._fetch(file)

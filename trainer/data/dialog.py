@@ -45,11 +45,9 @@ class Grown:
 
 
 class Dialogs:
-    """The episodes of a run in one process.
-
-    What the model said is never tokenized again: an observation's tokens, with what the chat template
-    writes around them, are put behind the sampled ones, and are not learned.
-    """
+    """The episodes of a run in one process. What the model said is never tokenized again: an observation's
+    tokens, with what the chat template writes around them, are put behind the sampled ones, and are not
+    learned."""
 
     def __init__(
         self,
@@ -98,11 +96,9 @@ class Dialogs:
         return trace.end == "stop" and trace.tokens[-1] == self.prompter.eos_token_id
 
     def grown(self, max_tokens: int, trace: Trace, observation: Observation | None) -> Grown:
-        """An episode with what answered its last reply. Its end is `cut` where it goes on.
-
-        max_tokens: most tokens behind the prompt. Without room for observation and reply it ends by `length`,
-        at `turns.limit` replies by `turns`, and by `images` where it would show more than `turns.images`.
-        """
+        """An episode with what answered its last reply. Its end is `cut` where it goes on. max_tokens: most
+        tokens behind the prompt. Without room for observation and reply it ends by `length`, at `turns.limit`
+        replies by `turns`, and by `images` where it would show more than `turns.images`."""
         if observation is None:
             return Grown(trace)
         if 1 + len(trace.dialog) // 2 == self.config.turns.limit:

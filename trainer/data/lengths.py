@@ -27,12 +27,9 @@ VERSION = 3
 def measure_lengths(
     prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool
 ) -> np.ndarray:
-    """Tokens of rows `start` to `stop`, [rows, 2] int32: the prompt with its image tokens, and the
-    worked solution.
-
-    The second column is 0 without a solution, and everywhere unless `solutions`, which only supervised
-    training needs. Image headers are read, but nothing is decoded.
-    """
+    """Tokens of rows `start` to `stop`, [rows, 2] int32: the prompt with its image tokens, and the worked
+    solution. The second column is 0 without a solution, and everywhere unless `solutions`, which only
+    supervised training needs. Image headers are read, but nothing is decoded."""
     columns = ["id", "source", "messages", "images"]
     if solutions:
         columns.append("solution")
@@ -60,10 +57,8 @@ def measure_lengths(
 
 
 def cached_lengths(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
-    """Values of `compute()`, or those that an earlier run on this node computed under an equal key.
-
-    A damaged file is replaced.
-    """
+    """Values of `compute()`, or those that an earlier run on this node computed under an equal key. A damaged
+    file is replaced."""
     folder = folder or cache_folder() / "lengths"
     digest = hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:32]}.npy"
@@ -82,10 +77,8 @@ def cached_lengths(key: object, compute: Callable[[], np.ndarray], folder: Path 
 
 def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[int]:
     """Indices of the rows that can be trained on. Prints how many rows of the split are left out, and why.
-
     The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2]
-    come from `measure_lengths`. Raises ConfigError if no row has a solution.
-    """
+    come from `measure_lengths`. Raises ConfigError if no row has a solution."""
     prompts = lengths[:, 0]
     solutions = lengths[:, 1]
     fits = prompts <= config.data.prompt_max_tokens

@@ -75,11 +75,8 @@ class EngineRequest:
 
 
 class Prompter:
-    """Encodes rows with the model's own processor. Images are resized nowhere else.
-
-    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does
-    not answer.
-    """
+    """Encodes rows with the model's own processor. Images are resized nowhere else. Raises ConfigError if the
+    model path holds no processor or tokenizer, StorageError if the hub does not answer."""
 
     def __init__(self, model: Model, tools: Sequence[dict[str, Any]] = ()) -> None:
         """tools: JSON schemas of the functions that every prompt offers."""
@@ -127,11 +124,8 @@ class Prompter:
         return THINK if chat.rstrip().endswith(THINK) else ""
 
     def banned_token_ids(self) -> list[int]:
-        """Ids that must never be sampled: vision tokens, and ids at the vocabulary's end that stand for
-        no token.
-
-        A sampled image token breaks training ("image features and image tokens do not match").
-        """
+        """Ids that must never be sampled: vision tokens, and ids at the vocabulary's end that stand for no
+        token. A sampled image token breaks training ("image features and image tokens do not match")."""
         text_config = getattr(self.hf_config, "text_config", None) or self.hf_config
         ids = set(range(len(self.tokenizer), text_config.vocab_size))
         for name in VISION_TOKENS:
@@ -242,10 +236,8 @@ class Prompter:
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:
         """One row by chat template, tokenizer and image processor, up to the start of the completion.
-
-        `images` are the row's if they are decoded already. Raises ConfigError if one does not decode or
-        if the placeholders do not match the images.
-        """
+        `images` are the row's if they are decoded already. Raises ConfigError if one does not decode or if
+        the placeholders do not match the images."""
         if not self.has_vision:
             return EncodedPrompt(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
@@ -289,11 +281,9 @@ class Prompter:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
 
     def learned_positions(self, row: Row) -> list[int]:
-        """Positions in `token_ids(row)` that supervised training learns besides the solution.
-
-        They are those of the earlier replies that the row names, each with its end token. Raises
-        ConfigError if the template writes a reply differently when others follow.
-        """
+        """Positions in `token_ids(row)` that supervised training learns besides the solution. They are those
+        of the earlier replies that the row names, each with its end token. Raises ConfigError if the template
+        writes a reply differently when others follow."""
         turns = row.extra.get(LEARNED)
         if not turns:
             return []
@@ -326,10 +316,8 @@ class Prompter:
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:
-        """Number of tokens of each row's prompt, `len(token_ids(row))`, for many rows at once.
-
-        Raises ConfigError as `token_ids` does.
-        """
+        """Number of tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises
+        ConfigError as `token_ids` does."""
         if not self.has_vision and any(images):
             raise ConfigError("the dataset has images but the model reads text only: choose a VL model")
         if not chats:
@@ -407,11 +395,9 @@ def mrope_positions(
     image_token_id: int | None,
     merge_size: int,
 ) -> Tensor:
-    """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), for still images.
-
-    Text counts up by one on all three axes. An image's tokens have one start, to which each adds its
-    merged row and column. The text after an image continues from the largest position plus one.
-    """
+    """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), for still images. Text
+    counts up by one on all three axes. An image's tokens have one start, to which each adds its merged row
+    and column. The text after an image continues from the largest position plus one."""
     positions = torch.empty(3, len(token_ids), dtype=torch.long)
     at = cursor = 0
     for start, (t, h, w) in zip(_runs(token_ids, image_token_id, grid, merge_size), grid, strict=True):
@@ -449,9 +435,7 @@ def _grid(grid_thw: Tensor | None) -> tuple[tuple[int, int, int], ...]:
 
 @lru_cache(maxsize=8)
 def dummy_image(patch_dim: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """The smallest image, as (pixels [merge^2, patch_dim], grid [1, 3]), for ranks without images.
-
-    ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the
-    others waiting.
-    """
+    """The smallest image, as (pixels [merge^2, patch_dim], grid [1, 3]), for ranks without images. ZeRO-3
+    gathers parameters by collectives, so a rank that skipped the vision tower would leave the others
+    waiting."""
     return torch.zeros(merge_size**2, patch_dim), torch.tensor([[1, merge_size, merge_size]])

@@ -122,10 +122,8 @@ ENTRY_BYTES = 512
 
 
 class ByteCache:
-    """A cache that drops the least recently used values first.
-
-    Several threads may use it; two of them may then make the same value.
-    """
+    """A cache that drops the least recently used values first. Several threads may use it; two of them may
+    then make the same value."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes

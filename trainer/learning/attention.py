@@ -51,10 +51,8 @@ class Spread(torch.autograd.Function):
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]. As transformers calls it.
-
-    Text: `build_layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False.
-    """
+    """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]. As transformers calls it. Text:
+    `build_layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False."""
     if attention_mask is not None or kwargs.get("sliding_window") or kwargs.get("dropout"):
         raise NotImplementedError(
             "packed rows have no masks, sliding windows or dropout: this model cannot be trained"
@@ -156,10 +154,7 @@ def _buckets(
     q: tuple[int, ...], k: tuple[int, ...], causal: bool, device: torch.device
 ) -> tuple[list[_Bucket], Tensor | None]:
     """The stretches by shape, and where each query of the row stands in the buckets' joined outputs, [T];
-    None if all are of one shape and lie as they are.
-
-    q, k: the queries and keys of each stretch.
-    """
+    None if all are of one shape and lie as they are. q, k: the queries and keys of each stretch."""
     same_shape: dict[tuple[int, int, bool], list[int]] = {}
     for stretch, (queries, keys) in enumerate(zip(q, k, strict=True)):
         shape = (_rounded(queries), _rounded(keys)) if causal else (queries, keys)

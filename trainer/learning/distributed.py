@@ -88,11 +88,9 @@ class DistributedLearner:
         return Logprobs(scored.get("old"), scored.get("reference"))
 
     def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
-        """Makes one optimizer step over the whole batch; returns its metrics.
-
-        kl_coef: weight of the KL to the reference in the loss. Raises ConfigError when too many updates in a
-        row had a gradient that was not finite.
-        """
+        """Makes one optimizer step over the whole batch; returns its metrics. kl_coef: weight of the KL to
+        the reference in the loss. Raises ConfigError when too many updates in a row had a gradient that was
+        not finite."""
         if not len(batch):
             self.ranks.all(LearnerPart.pass_over)
             self.skipped += 1  # Adam has not counted it either
@@ -144,10 +142,8 @@ class DistributedLearner:
 
     def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
         """Starts to write the checkpoint of `step`; returns the seconds that training stood still for it.
-
         keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose
-        folder.
-        """
+        folder."""
         return max(self.ranks.all(LearnerPart.save, step, keep, send, attempt))
 
     def send(self, step: int) -> None:
@@ -188,10 +184,8 @@ def _spread(
 
 def join_rank_stats(stats: Sequence[dict[str, float]]) -> dict[str, float]:
     """Joins the ranks' metrics of one update. Maxima stay maxima; what all ranks agree on is taken from the
-    first rank; all other metrics add up.
-
-    With the mean of the ratios between policy and engine, their mean square becomes an effective sample size.
-    """
+    first rank; all other metrics add up. With the mean of the ratios between policy and engine, their mean
+    square becomes an effective sample size."""
     out = {}
     for name in stats[0]:
         values = [of_rank[name] for of_rank in stats]
@@ -209,11 +203,8 @@ def join_rank_stats(stats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def join_update_stats(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
     """Joins the metrics of a step's updates. Maxima stay maxima and counts add up; all other metrics become
-    means, weighted by each update's tokens.
-
-    A skipped update has no gradient norm and may have values that are not finite. Such values are left out of
-    the means.
-    """
+    means, weighted by each update's tokens. A skipped update has no gradient norm and may have values that
+    are not finite. Such values are left out of the means."""
     values: dict[str, list[float]] = {}
     weights: dict[str, list[int]] = {}
     for update, count in zip(stats, tokens, strict=True):

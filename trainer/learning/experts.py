@@ -47,11 +47,8 @@ class DealtTokens(torch.autograd.Function):
 
 class GroupedProduct(torch.autograd.Function):
     """rows [n, inputs] sorted by expert, weight [E, outputs, inputs], ends [E] -> [n, outputs]; the rows of
-    expert e end before ends[e].
-
-    The parameter itself is saved for the backward pass: torch's own product would save a view of it, which
-    keeps the weights that ZeRO-3 has gathered in memory.
-    """
+    expert e end before ends[e]. The parameter itself is saved for the backward pass: torch's own product
+    would save a view of it, which keeps the weights that ZeRO-3 has gathered in memory."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -37,10 +37,8 @@ def delta_layers(model: nn.Module) -> list[Any]:
 
 
 def use_packed_delta(model: nn.Module, kernel: Recurrence | None = None) -> None:
-    """Makes the gated delta-net layers of a model, if it has any, heed the boundaries of packed rows.
-
-    kernel: computes the recurrence; None: PyTorch does, as transformers has it.
-    """
+    """Makes the gated delta-net layers of a model, if it has any, heed the boundaries of packed rows. kernel:
+    computes the recurrence; None: PyTorch does, as transformers has it."""
     for source in {type(module).__module__ for module in delta_layers(model)}:
         modeling: Any = sys.modules[source]
         convolves = inspect.unwrap(modeling.causal_conv1d_fn)
@@ -68,11 +66,8 @@ def convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def recurrence(plain: Recurrence, kernel: Recurrence | None = None) -> Recurrence:
-    """Wraps the gated delta rule: given a `layout`, each sample has a state of its own. Rows are
-    [1, T, heads, ...].
-
-    kernel: computes a packed row in the place of `plain`; it takes the boundaries of samples.
-    """
+    """Wraps the gated delta rule: given a `layout`, each sample has a state of its own. Rows are [1, T,
+    heads, ...]. kernel: computes a packed row in the place of `plain`; it takes the boundaries of samples."""
 
     @wraps(plain)
     def packed(
@@ -132,10 +127,8 @@ def end_to_end(
 @lru_cache(maxsize=6)
 def _bounds(q: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where samples that lie end to end begin, int64 [samples + 1]; the sample and the place in it of each
-    chunk, [chunks, 2]; and where each token of the row stands among them, [T].
-
-    The kernel would read the bounds back from the GPU to make the chunks. All layers get the same tensors.
-    """
+    chunk, [chunks, 2]; and where each token of the row stands among them, [T]. The kernel would read the
+    bounds back from the GPU to make the chunks. All layers get the same tensors."""
     ends = list(accumulate(k))
     places = [torch.arange(end - count, end) for end, count in zip(ends, q, strict=True)]
     chunks = [[sample, chunk] for sample, tokens in enumerate(k) for chunk in range(-(-tokens // CHUNK))]
@@ -162,10 +155,8 @@ class _Samples:
 @lru_cache(maxsize=6)
 def _samples(q: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> tuple[list[_Samples], Tensor]:
     """The samples of a layout by length, and where each token of the row stands in their joined outputs, [T].
-
     q: each sample's tokens in the row. k: each sample's tokens with those of its prompt; the row's own are
-    the last.
-    """
+    the last."""
     by_length: dict[int, list[int]] = {}
     for sample, tokens in enumerate(k):
         by_length.setdefault(_rounded(tokens), []).append(sample)

@@ -75,12 +75,9 @@ class LearnerPart:
         self._fetching: Future[None] | None = None
 
     def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> LearnerFacts:
-        """Meets the other ranks and loads policy and reference.
-
-        total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint
-        that `load` is going to read; a thread fetches its files meanwhile. What the thread cannot fetch,
-        `load` fetches or reports.
-        """
+        """Meets the other ranks and loads policy and reference. total_updates: optimizer steps of the whole
+        run, for the learning-rate schedule. found: the checkpoint that `load` is going to read; a thread
+        fetches its files meanwhile. What the thread cannot fetch, `load` fetches or reports."""
         rank = self.process.rank
         world_size = self.process.world_size
         if found is not None:
@@ -135,11 +132,8 @@ class LearnerPart:
     def update(
         self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float
     ) -> dict[str, float]:
-        """One optimizer step over this rank's passes.
-
-        tokens, sequences: counts over all ranks, the global denominators. kl_coef: weight of the KL in the
-        loss.
-        """
+        """One optimizer step over this rank's passes. tokens, sequences: counts over all ranks, the global
+        denominators. kl_coef: weight of the KL in the loss."""
         with self.process.recording("update"):
             # SFT has no engine, whose sleep would start the measurement of the peak anew.
             if self.config.method == "sft":
@@ -252,10 +246,8 @@ class LearnerPart:
 
     def load(self, found: FoundCheckpoint) -> None:
         """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises
-        CorruptCheckpoint.
-
-        It waits for no other rank: one whose files are damaged must not leave the others in a collective.
-        """
+        CorruptCheckpoint. It waits for no other rank: one whose files are damaged must not leave the others
+        in a collective."""
         # What the thread has fetched lies on the disk; the reader fetches ranges of the rest.
         if self._fetching:
             wait([self._fetching])

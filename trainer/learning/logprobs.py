@@ -120,11 +120,8 @@ class LogprobHead(nn.Module):
 
 class LogprobModel(nn.Module):
     """forward(MicroBatch) -> log-probabilities, entropies and greedy hits [N] of the completion tokens, in
-    float32.
-
-    The distribution is the one that the engine samples from: temperature applied, banned ids left out.
-    recurrence: what computes the recurrence of gated delta-net layers; None: PyTorch.
-    """
+    float32. The distribution is the one that the engine samples from: temperature applied, banned ids left
+    out. recurrence: what computes the recurrence of gated delta-net layers; None: PyTorch."""
 
     def __init__(
         self,
@@ -150,11 +147,8 @@ class LogprobModel(nn.Module):
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Last hidden states [1, T, H]. All ranks call the modules in the same order, with an image or
-        without: ZeRO-3 gathers by that order.
-
-        transformers' forward pass puts the image features where the architecture wants them: into the
-        embeddings, and with DeepStack into the first layers too.
-        """
+        without: ZeRO-3 gathers by that order. transformers' forward pass puts the image features where the
+        architecture wants them: into the embeddings, and with DeepStack into the first layers too."""
         inner = self.model.model
         packed: Any = {"attention_mask": None, "use_cache": False, "layout": batch.layout}
         if not self.has_vision:
@@ -203,12 +197,9 @@ def _total(features: Any) -> Any:
 
 
 def tower_arguments(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor | int]:
-    """Arguments of `get_image_features` for images of `grid`, int [images, 3] on the CPU.
-
-    They are each patch's position, the bounds of the images and the length of the longest. For Qwen2.5-VL
-    they are also its attention windows, for Qwen3-VL the indices and weights with which it reads its table
-    of positions.
-    """
+    """Arguments of `get_image_features` for images of `grid`, int [images, 3] on the CPU. They are each
+    patch's position, the bounds of the images and the length of the longest. For Qwen2.5-VL they are also its
+    attention windows, for Qwen3-VL the indices and weights with which it reads its table of positions."""
     bounds = get_vision_cu_seqlens(grid)
     computed: dict[str, Any] = {
         "position_ids": get_vision_position_ids(grid, tower.spatial_merge_size),

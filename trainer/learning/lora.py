@@ -69,10 +69,8 @@ def keep_backward(model: nn.Module) -> None:
 
 
 def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
-    """(parameters of the base model by its own names, adapted layers by the name of their weight).
-
-    names: every parameter of `model`, by name.
-    """
+    """(parameters of the base model by its own names, adapted layers by the name of their weight). names:
+    every parameter of `model`, by name."""
     base = []
     for name, parameter in names.items():
         if ".lora_" not in name:
@@ -103,10 +101,7 @@ def merged_weight(weight: Tensor, layer: Any) -> Tensor:
 
 class BaseModel:
     """The base model inside the policy: its forward pass with the adapters' scale at 0, which adds exact
-    zeros.
-
-    Switching them off would change the order of modules that ZeRO-3 gathers ahead by.
-    """
+    zeros. Switching them off would change the order of modules that ZeRO-3 gathers ahead by."""
 
     def __init__(self, trained: Any, layers: list[Any]) -> None:
         self.trained = trained

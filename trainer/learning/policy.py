@@ -94,11 +94,8 @@ class WholeWeights:
 
     def groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every
-        rank; adapters are merged in. Collective.
-
-        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest
-        parameter.
-        """
+        rank; adapters are merged in. Collective. A group's tensors are only valid until the next one is asked
+        for. Peak: a bucket, or the largest parameter."""
         for bucket in bucket_parameters(self._base, bucket_bytes):
             gathered = []
             for name, parameter in bucket if not self._kept else ():
@@ -256,10 +253,8 @@ class Policy:
 
     def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
         """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to
-        global means, largest values, and facts of the step; they are read from the device once.
-
-        kl_coef: weight of the KL in the loss.
-        """
+        global means, largest values, and facts of the step; they are read from the device once. kl_coef:
+        weight of the KL in the loss."""
         rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
         for group in self.zero.param_groups:
             group["lr"] = rate
@@ -368,8 +363,7 @@ class Policy:
 
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
-        a flat parameter.
-        """
+        a flat parameter."""
         self.states.reload()
         self.partition.load(stream)
 

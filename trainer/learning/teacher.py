@@ -24,10 +24,8 @@ class FrozenModel:
 
 def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> FrozenModel:
     """The teacher that a run names. student: what encodes the rows, which the teacher gets as they are.
-
     pictures: whether rows have images. Raises ConfigError where the teacher would read something else than
-    the student does.
-    """
+    the student does."""
     alone = of_teacher(config)
     try:
         prompter = Prompter(alone.model)

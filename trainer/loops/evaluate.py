@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
-    """Held-out accuracy with the weights after `step`.
-
-    Engines that sample steps ahead while the learner learns hold the policy's own weights only now: they
-    sample a probe beside the evaluation, for `mismatch/*`.
-    """
+    """Held-out accuracy with the weights after `step`. Engines that sample steps ahead while the learner
+    learns hold the policy's own weights only now: they sample a probe beside the evaluation, for
+    `mismatch/*`."""
     if not (step and config.rollout.staleness and run.sampler.overlaps_learning):
         return _held_out(config, run, step)
     probe = run.probe.start(run.sampler, step)
@@ -26,10 +24,8 @@ def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
 
 
 def _held_out(config: RunConfig, run: Session, step: int) -> dict[str, float]:
-    """Generates and grades completions of every held-out row, each time with the same rows and seeds.
-
-    A prompt that is too long for the engine is skipped and counts as wrong: it stays in the denominator.
-    """
+    """Generates and grades completions of every held-out row, each time with the same rows and seeds. A
+    prompt that is too long for the engine is skipped and counts as wrong: it stays in the denominator."""
     evaluation, split = config.evaluation, config.evaluation_split
     dataset = run.rows.dataset(split)
     lengths = run.rows.prompt_tokens(split)

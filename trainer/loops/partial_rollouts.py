@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 class PartialRollouts:
     """The schedule of sampling with `rollout.tokens_per_step`; the loop uses it as it uses
-    `SamplingSchedule`.
-
-    Within a phase, groups count on from the trained step's: with P prompts a step, group P is the first of
-    the next step.
-    """
+    `SamplingSchedule`. Within a phase, groups count on from the trained step's: with P prompts a step, group
+    P is the first of the next step."""
 
     def __init__(self, config: RunConfig, run: Session, total: int, loop_state: LoopState) -> None:
         """As of `SamplingSchedule`."""

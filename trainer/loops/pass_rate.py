@@ -57,12 +57,10 @@ def measure_pass_rates(config: RunConfig, run: Session) -> None:
     size, evaluation = config.rows_per_step, config.evaluation
     all_rows = run.train_rows
     blocks = [all_rows[start : start + size] for start in range(0, len(all_rows), size)]
-    written = _whole_lines(run, path)
-    rates = [json.loads(line)["pass_rate"] for line in written]
+    rates = [json.loads(line)["pass_rate"] for line in _whole_lines(run, path)]
     todo = []
     for number, rows in enumerate(blocks, 1):
-        done = number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows))
-        if not done:
+        if len(rates) < min(number * size, len(all_rows)):
             todo.append((number, rows))
     for rows, traces in _sampled(config, run, todo, len(blocks)):
         with phases("grade"):
@@ -75,8 +73,7 @@ def measure_pass_rates(config: RunConfig, run: Session) -> None:
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 rates.append(record["pass_rate"])
-        if run.checkpoints.storage:
-            run.checkpoints.storage.put(path, FILE)
+        _send(run, path)
         print(f"{len(rates)} of {len(all_rows)} rows: {_summary(rates)}", flush=True)
     if evaluation.benchmarks:
         _score(config, run, path)
@@ -128,15 +125,13 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
     problems = [scores.ScoredProblem(source, [(None, 0.0)] * n, asked=False) for source in sources]
     for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
-        found = json.loads(line)
+        record = json.loads(line)
         problems[row] = scores.ScoredProblem(
-            sources[row],
-            found["answers"],
-            found["tokens"],
-            found["truncated"],
+            sources[row], record["answers"], record["tokens"], record["truncated"]
         )
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
-    conditions = {
+    figures = scores.score_benchmarks(problems, model_shapes.known_as(config.model.path))
+    scored = {
         "model": config.model.path,
         "samples": n,
         "temperature": config.evaluation.temperature,
@@ -144,21 +139,19 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,
+        "benchmarks": figures,
     }
-    figures = scores.score_benchmarks(problems, model_shapes.known_as(config.model.path))
-    table, found = (
-        scores.scores_table(figures, judge, config.data.system_prompt),
-        conditions | {"benchmarks": figures},
-    )
-    for name, text in (
-        ("benchmarks.json", json.dumps(found, indent=1)),
-        ("benchmarks.md", table),
-    ):
-        written = path.with_name(name)
-        write_whole(written, f"{text}\n".encode())
-        if run.checkpoints.storage:
-            run.checkpoints.storage.put(written, name)
+    table = scores.scores_table(figures, judge, config.data.system_prompt)
+    for name, text in (("benchmarks.json", json.dumps(scored, indent=1)), ("benchmarks.md", table)):
+        write_whole(path.with_name(name), f"{text}\n".encode())
+        _send(run, path.with_name(name))
     print(table, flush=True)
+
+
+def _send(run: Session, path: Path) -> None:
+    """Puts a file into the run's bucket, if it has one."""
+    if run.checkpoints.storage:
+        run.checkpoints.storage.put(path, path.name)
 
 
 def row_records(
@@ -170,31 +163,19 @@ def row_records(
         graded[trace.row].append((trace, outcome))
     lines = []
     for row, pairs in graded.items():
-        right = []
-        answers = []
-        tokens = 0
-        cut = 0
-        for trace, outcome in pairs:
-            answers.append((_voted(trace.text, form), outcome.accuracy))
-            tokens += len(trace.completion)
-            cut += not trace.finished
-            if outcome.verdict == "correct" and trace.finished:
-                right.append(trace)
-        rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
+        right = [trace for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
         shortest = min(right, key=lambda trace: len(trace.text), default=None)
-        episode = {"dialog": list(shortest.dialog)} if shortest and shortest.dialog else {}
-        lines.append(
-            episode
-            | {
-                "id": ids[row],
-                "pass_rate": rate,
-                "samples": len(pairs),
-                "completion": shortest.text if shortest else "",
-                "answers": answers,
-                "tokens": tokens,
-                "truncated": cut,
-            }
-        )
+        record: dict[str, Any] = {"dialog": list(shortest.dialog)} if shortest and shortest.dialog else {}
+        record |= {
+            "id": ids[row],
+            "pass_rate": sum(outcome.accuracy for _, outcome in pairs) / len(pairs),
+            "samples": len(pairs),
+            "completion": shortest.text if shortest else "",
+            "answers": [(_voted(trace.text, form), outcome.accuracy) for trace, outcome in pairs],
+            "tokens": sum(len(trace.completion) for trace, _ in pairs),
+            "truncated": sum(not trace.finished for trace, _ in pairs),
+        }
+        lines.append(record)
     return lines
 
 

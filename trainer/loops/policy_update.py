@@ -29,10 +29,8 @@ from trainer.turns.environments import tools_of
 def update_policy(
     config: RunConfig, run: Session, step: int, graded: GradedStep, loop_state: LoopState
 ) -> tuple[dict[str, float], CreditedTraces]:
-    """The step's optimizer updates: `epochs` passes over its traces, `samples_per_update` at a time.
-
-    Returns the step's metrics, and what was trained on.
-    """
+    """The step's optimizer updates: `epochs` passes over its traces, `samples_per_update` at a time. Returns
+    the step's metrics, and what was trained on."""
     algorithm = config.algorithm
     credit = reward_step(config, graded.traces, graded.outcomes)
     members = credit.members(config.rollout.prompts_per_step)

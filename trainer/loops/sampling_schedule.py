@@ -113,11 +113,9 @@ class SamplingSchedule:
         return "wait" if self.run.sampler.overlaps_learning else "rollout"
 
     def _sample(self, step: int, next_step: int, done: int, count: int) -> SampledGroups:
-        """Starts to sample `count` prompts of a step of which `done` were asked already.
-
-        next_step: the one that is trained next. Steps between the two take `prompts_per_step` prompts each:
-        staleness excludes new prompts for groups of equal rewards.
-        """
+        """Starts to sample `count` prompts of a step of which `done` were asked already. next_step: the one
+        that is trained next. Steps between the two take `prompts_per_step` prompts each: staleness excludes
+        new prompts for groups of equal rewards."""
         stream, size = self.run.stream, self.config.rollout.prompts_per_step
         drawn = self.loop_state.prompts + (step - next_step) * size + done
         prompts = stream.draw(drawn, count, step, done)

@@ -56,11 +56,9 @@ class RankPlace:
 
 
 class RankProcess:
-    """What one rank holds. The driver reaches it through `RayRanks`, which calls the methods of its parts.
-
-    A part is any class whose constructor takes the process. It is made at its first use and lives as long as
-    the process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine.
-    """
+    """What one rank holds. The driver reaches it through `RayRanks`, which calls the methods of its parts. A
+    part is any class whose constructor takes the process. It is made at its first use and lives as long as
+    the process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -113,10 +111,8 @@ class RankProcess:
         return RankPlace(address, at, port, os.getpid(), here.get_node_id(), log, last_words.memory_kills())
 
     def set_rank(self, rank: int, local_rank: int, master: str, port: int) -> None:
-        """Gives this process its rank, before DeepSpeed or vLLM is loaded.
-
-        local_rank: position of the rank's GPU among those that this process sees.
-        """
+        """Gives this process its rank, before DeepSpeed or vLLM is loaded. local_rank: position of the rank's
+        GPU among those that this process sees."""
         # A signal that ends this process leaves the Python and the C++ stacks of all threads in its log.
         # Python's are first, since what is set last is called first: writing the others takes long, and
         # another thread that dies meanwhile ends it.

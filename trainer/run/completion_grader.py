@@ -29,11 +29,8 @@ class CompletionGrader:
 
     def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
         """Grades completions against the reference answers of their rows, or as their environment scored
-        them.
-
-        dataset: that of the rows; None: the training split. Raises ConfigError, naming it, for a reward that
-        is not a finite number.
-        """
+        them. dataset: that of the rows; None: the training split. Raises ConfigError, naming it, for a reward
+        that is not a finite number."""
         dataset = dataset or self._train_set
         completions = [trace.text for trace in traces]
         environment = environment_of(self.config.turns)

@@ -60,10 +60,8 @@ class Rows:
         return len(self.lengths(split)) - len(self.usable(split))
 
     def _measure(self, split: Split, rows: int) -> np.ndarray:
-        """Each rank measures one contiguous slice, so that it reads each row group once.
-
-        It does so in pieces, so that progress can be shown.
-        """
+        """Each rank measures one contiguous slice, so that it reads each row group once. It does so in
+        pieces, so that progress can be shown."""
         world_size = self.ranks.world_size
         cuts = [rows * rank // world_size for rank in range(world_size + 1)]
         slices = list(pairwise(cuts))

@@ -86,10 +86,8 @@ class Saving:
         self._stepped_at = time.monotonic()
 
     def maybe_save(self, position: RunPosition, *, last: bool) -> None:
-        """Called between two steps: advances the save under way, and starts one if it is due.
-
-        last: whether it was the last step of the run.
-        """
+        """Called between two steps: advances the save under way, and starts one if it is due. last: whether
+        it was the last step of the run."""
         self._position = replace(position, loop_state=dict(position.loop_state))
         self._advance()
         step_s = self._step_times[-1] if self._step_times else 0.0
@@ -135,10 +133,8 @@ class Saving:
             raise Preempted(reason)
 
     def _goes_on(self, phase: str) -> bool:
-        """After a notice: whether the current step can be finished and saved in the time left.
-
-        One decision for all ranks: a notice on any node reaches this process, which drives all ranks.
-        """
+        """After a notice: whether the current step can be finished and saved in the time left. One decision
+        for all ranks: a notice on any node reaches this process, which drives all ranks."""
         if phase == "checkpoint" or self.notice.reason == "interrupted" or not self._step_times:
             return False
         rest_s = max(0.0, max(self._step_times) - (time.monotonic() - self._stepped_at))

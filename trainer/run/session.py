@@ -59,11 +59,8 @@ class ResumedRun:
 
 
 class Session:
-    """Use as a context manager. The loop calls the methods in the order below.
-
-    The constructor works in stages. One that fails undoes those before it, and the run's folder says how it
-    ended.
-    """
+    """Use as a context manager. The loop calls the methods in the order below. The constructor works in
+    stages. One that fails undoes those before it, and the run's folder says how it ended."""
 
     learner: DistributedLearner
     """The policy's, where one is loaded."""
@@ -336,10 +333,7 @@ class Session:
         shown: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Writes the step's metrics, and the samples to show. Comes before the save: its step is always
-        logged.
-
-        traces: all that was trained on, for the utilization.
-        """
+        logged. traces: all that was trained on, for the utilization."""
         times = self.step_log.end()
         self.saving.stepped(times["time/step_s"])
         # the loop's own before an evaluation's
@@ -352,11 +346,8 @@ class Session:
     def save(
         self, step: int, total: int, updates: int, loop_state: dict[str, float], score: float | None = None
     ) -> None:
-        """Saves the run's state after a step, if a save is due.
-
-        updates: optimizer steps so far. loop_state: what the loop needs for its next step. score: the step's
-        evaluation.
-        """
+        """Saves the run's state after a step, if a save is due. updates: optimizer steps so far. loop_state:
+        what the loop needs for its next step. score: the step's evaluation."""
         ahead = needed_logs(self.config, step, total)
         position = RunPosition(step, loop_state, updates, self.learner.skipped, score, ahead)
         with self.phases("checkpoint"):

@@ -80,11 +80,8 @@ class StepLog:
         samples: Sequence[dict[str, Any]],
     ) -> None:
         """Writes the step's metrics and samples, and prints its alarms and its line. Raises ConfigError where
-        an alarm ends the run.
-
-        stats: the loop's. times: those of `end`. parts: metrics of the run's parts. traces: all that was
-        trained on, for the utilization. suspects: what a guard would name.
-        """
+        an alarm ends the run. stats: the loop's. times: those of `end`. parts: metrics of the run's parts.
+        traces: all that was trained on, for the utilization. suspects: what a guard would name."""
         gpus = self.config.placement.nodes * self.config.processes_per_node
         stats = stats | throughput(stats, times, gpus) | times | parts
         if not self._started:

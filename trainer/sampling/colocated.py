@@ -42,11 +42,9 @@ class Colocated:
         self.version = weights.version
 
     def sample(self, ask: SamplingRequest) -> SampledGroups:
-        """`Sampler.sample`: prompts are dealt so that all engines should finish together.
-
-        It returns when they have, for the GPUs can do nothing else meanwhile. Raises ValueError for weights
-        that are not loaded.
-        """
+        """`Sampler.sample`: prompts are dealt so that all engines should finish together. It returns when
+        they have, for the GPUs can do nothing else meanwhile. Raises ValueError for weights that are not
+        loaded."""
         if ask.version != self.version:
             raise ValueError(
                 f"step {ask.step} is sampled with version {ask.version} of the weights, and the engines hold"
@@ -64,11 +62,9 @@ class Colocated:
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
     def _now(self, ask: SamplingRequest) -> list[list[Prompt]]:
-        """Prompts by engine, without those whose completions have all ended.
-
-        Each step's prompts are dealt by themselves: so a completion goes on where its images were decoded,
-        and new prompts go where the last ask's `upcoming` said.
-        """
+        """Prompts by engine, without those whose completions have all ended. Each step's prompts are dealt by
+        themselves: so a completion goes on where its images were decoded, and new prompts go where the last
+        ask's `upcoming` said."""
         size = self.config.rollout.prompts_per_step if ask.kind == "train" else max(1, len(ask.prompts))
         cut = {trace.group for trace in ask.begun if trace.end == "cut"}
         ended = {trace.group for trace in ask.begun} - cut
@@ -96,11 +92,9 @@ class Colocated:
 
 
 def deal_prompts(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:
-    """Shares of about equal cost (longest processing time first), each in the order of the step.
-
-    costs: expected tokens of each prompt with its completions, above 0. A function of its arguments alone, so
-    that a resumed run deals as before, and the next step's shares are known while this one is sampled.
-    """
+    """Shares of about equal cost (longest processing time first), each in the order of the step. costs:
+    expected tokens of each prompt with its completions, above 0. A function of its arguments alone, so that a
+    resumed run deals as before, and the next step's shares are known while this one is sampled."""
     loads, owner = [0.0] * engines, [0] * len(prompts)
     for i in sorted(range(len(prompts)), key=lambda i: (-costs[i], i)):
         owner[i] = min(range(engines), key=lambda engine: (loads[engine], engine))

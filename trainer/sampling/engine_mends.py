@@ -11,12 +11,9 @@ from vllm.device_allocator import alloc_conf
 
 
 def reduce_over_gloo() -> None:
-    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
-
-    Under an external launcher their name is the same for every engine of the machine and a killed one leaves
-    them behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses
-    torch.distributed instead.
-    """
+    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments. Under an external launcher their
+    name is the same for every engine of the machine and a killed one leaves them behind, so that the next
+    engine cannot start. Where ranks name it differently, vLLM uses torch.distributed instead."""
     from vllm.distributed.device_communicators import cpu_communicator
 
     segments: Any = cpu_communicator._CPUSHMDistributed
@@ -50,11 +47,9 @@ def heed_experts_of_this_rank() -> None:
 
 @contextlib.contextmanager
 def shareable_memory() -> Generator[None]:
-    """Has torch take GPU memory that another process can map, without expandable segments.
-
-    vLLM's all-reduce shares the buffers of its CUDA graphs through cudaIpcGetMemHandle, which refuses such
-    segments, and then it ends the process (vLLM's issue 42609).
-    """
+    """Has torch take GPU memory that another process can map, without expandable segments. vLLM's all-reduce
+    shares the buffers of its CUDA graphs through cudaIpcGetMemHandle, which refuses such segments, and then
+    it ends the process (vLLM's issue 42609)."""
     before = alloc_conf.current_alloc_conf()
     if not alloc_conf.conf_flag_enabled(before, alloc_conf.EXPANDABLE_SEGMENTS):
         yield

@@ -70,11 +70,9 @@ class Sampler(Protocol):
         """Brings weights into every engine; what is asked from now on is theirs."""
 
     def sample(self, ask: SamplingRequest) -> SampledGroups:
-        """Starts to sample with the weights that are loaded, which are those of `ask.version`.
-
-        One that overlaps learning returns at once; the others return when all of it is sampled.
-        Every completion draws from a seed of its own, so neither order nor batch matters to it.
-        """
+        """Starts to sample with the weights that are loaded, which are those of `ask.version`. One that
+        overlaps learning returns at once; the others return when all of it is sampled. Every completion draws
+        from a seed of its own, so neither order nor batch matters to it."""
 
     def rest(self) -> None:
         """Gives the GPUs that engines share with the learner to the learner, until the next `load`."""

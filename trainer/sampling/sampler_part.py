@@ -18,11 +18,9 @@ from trainer.sampling.episodes import Episodes
 
 
 class SamplerPart:
-    """A part of a `RankProcess`, beside its `LearnerPart`. All methods are collective.
-
-    Policy and engine take turns on the GPU: one of them sleeps. `load` ends with the engine awake, `rest`
-    with the policy's states back.
-    """
+    """A part of a `RankProcess`, beside its `LearnerPart`. All methods are collective. Policy and engine take
+    turns on the GPU: one of them sleeps. `load` ends with the engine awake, `rest` with the policy's states
+    back."""
 
     def __init__(self, process: RankProcess) -> None:
         self.process = process
@@ -77,11 +75,8 @@ class SamplerPart:
         begun: Sequence[Trace] = (),
     ) -> Iterator[list[Trace]]:
         """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
-        finish.
-
-        upcoming: training rows that are asked next; their images are decoded while the engine samples.
-        begun: completions of these prompts that go on.
-        """
+        finish. upcoming: training rows that are asked next; their images are decoded while the engine
+        samples. begun: completions of these prompts that go on."""
         self.reader.look_ahead(self.config.train_split, upcoming)
         first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
         episodes = None

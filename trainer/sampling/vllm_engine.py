@@ -43,10 +43,8 @@ ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
 
 
 class BanTokens(LogitsProcessor, ProcessorV2):
-    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request.
-
-    It keeps no tensor: runner V2 makes processors within the weights' memory, which sleep level 2 discards.
-    """
+    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request. It
+    keeps no tensor: runner V2 makes processors within the weights' memory, which sleep level 2 discards."""
 
     def __init__(self, vllm_config: VllmConfig, *_: Any) -> None:
         additional: Any = vllm_config.additional_config

@@ -65,12 +65,9 @@ def copy_weights(read: nn.Module, unread: nn.Module) -> None:
 
 @torch.no_grad()
 def fill_weights(model: nn.Module, config: RunConfig) -> None:
-    """Brings the pretrained weights into a sharded model. Collective.
-
-    Raises, on every rank: ConfigError for a file that the model lacks, the hub refuses or nobody can read,
-    and for tensors that the files lack; StorageError for a hub or disk that failed, which another start may
-    find well.
-    """
+    """Brings the pretrained weights into a sharded model. Collective. Raises, on every rank: ConfigError for
+    a file that the model lacks, the hub refuses or nobody can read, and for tensors that the files lack;
+    StorageError for a hub or disk that failed, which another start may find well."""
     names = _read_by_every_rank(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
     files = _opened(names, config)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -193,11 +190,8 @@ def _matched(
 
 
 def _read_by_every_rank(config: RunConfig, read: Callable[[], T]) -> list[T]:
-    """What `read` returns on every rank, by rank. Collective.
-
-    If `read` fails on any rank, every rank raises that error: as ConfigError if it is PERMANENT, else as
-    StorageError. ConfigErrors go first.
-    """
+    """What `read` returns on every rank, by rank. Collective. If `read` fails on any rank, every rank raises
+    that error: as ConfigError if it is PERMANENT, else as StorageError. ConfigErrors go first."""
     value: T | None = None
     failure: ConfigError | StorageError | None = None
     try:

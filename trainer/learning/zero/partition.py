@@ -70,8 +70,7 @@ class Partition:
     @torch.no_grad()
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
-        a flat parameter.
-        """
+        a flat parameter."""
         pieces = {}
         views = {}
         for name, p in self.trained.items():

@@ -23,10 +23,8 @@ LINEAR = FUNCTIONAL.linear
 
 def exact_frequencies(model: Any) -> None:
     """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its
-    own type.
-
-    In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
-    """
+    own type. In bf16 that is a radian off at position 1,000
+    (github.com/deepspeedai/DeepSpeed/issues/4932)."""
     for module in model.modules():
         has_frequencies = isinstance(getattr(module, "inv_freq", None), Tensor)
         if has_frequencies:

@@ -28,9 +28,8 @@ ALIGNED = 64
 
 
 class _Lane:
-    """A stream of a GPU beside the one that computes. On a CPU one thing is done after the other.
-
-    torch's streams of any accelerator: those of `torch.cuda` take the host ten times as long."""
+    """A stream of a GPU beside the one that computes. On a CPU one thing is done after the other. torch's
+    streams of any accelerator: those of `torch.cuda` take the host ten times as long."""
 
     def __init__(self, device: torch.device, stream: Any = None) -> None:
         self._device = device
