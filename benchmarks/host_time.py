@@ -137,8 +137,7 @@ def _whole_step(
     from trainer.algorithm.traces import Prompt
     from trainer.data.processor import EngineRequest
     from trainer.learning.learner_part import ShardedWeights
-    from trainer.sampling.open_group import OpenGroup
-    from trainer.sampling.vllm_engine import Engine
+    from trainer.sampling.vllm_engine import Engine, OpenGroup
     from trainer.weights import in_process
 
     config, facts = recipe.config, recipe.dataset

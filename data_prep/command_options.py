@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import read_yaml
 
 NAMES = tuple(read_yaml((Path(__file__).parent / "sources/catalog.yaml").read_text(encoding="utf-8")))
 """Names in the catalog, whose code takes half a second to import."""

@@ -12,7 +12,7 @@ from data_prep.sources.file_records import ENDINGS, first_object, read
 from data_prep.sources.forms import Form
 from data_prep.sources.own_files import Given, RecordSource, by_form
 from trainer.config import ConfigError
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import read_yaml
 
 CHECKED = {
     "loopback": "columns as published, from a loopback hub (tests)",

@@ -45,7 +45,7 @@ from trainer.config.budget import (
     prefetch_parameters,
     trained,
 )
-from trainer.config.fleet import WORKER_GPU_SHARE
+from trainer.config.schema import WORKER_GPU_SHARE
 from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape

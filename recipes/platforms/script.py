@@ -18,7 +18,7 @@ from recipes.recipe import sample_group
 from recipes.recipe.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, by_model, override, to_dict
 from trainer.config.bucket_address import BucketAddress
-from trainer.config.model_name import is_hub_name
+from trainer.config.run_store import is_hub_name
 from trainer.system.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",

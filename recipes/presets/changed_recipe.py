@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from recipes.recipe.spec import Recipe
 from trainer.config import Expected
-from trainer.config.model_name import model_name
+from trainer.config.run_store import model_name
 
 LONGEST = 36
 """Characters of a name that dstack takes."""

@@ -19,7 +19,7 @@ import yaml
 
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, from_dict
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import read_yaml
 from trainer.system.own_file import ROOT, OwnFileError, fault_of, load_named
 from trainer.system.process_set import Guard, ProcessSet
 from trainer.system.redaction import SECRET_NAME

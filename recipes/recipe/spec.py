@@ -15,8 +15,8 @@ from recipes.recipe.plain_texts import check_texts
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
 from trainer.config.bucket_address import FORMS, BucketAddress, is_address
-from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.ranges import check_ranges, ranged_field
+from trainer.config.schema import WORKER_GPU_SHARE
 from trainer.hardware.gpus import BATCH_INVARIANT, gpu_named
 from trainer.hardware.model_shapes import has_known_shape, shape_of
 

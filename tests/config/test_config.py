@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainer import config as c
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import read_yaml
 
 
 def test_round_trip(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.config.model_name import model_name
+from trainer.config.run_store import model_name
 
 
 @pytest.mark.parametrize(

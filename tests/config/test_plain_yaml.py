@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import read_yaml
 
 
 def test_aliases_that_stand_for_billions_of_values_are_refused():

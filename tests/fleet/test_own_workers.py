@@ -21,7 +21,7 @@ from tests.fleet.test_fleet_equals_colocated import run_config  # noqa: F401
 from tests.loops.jobs import ROOT, Job
 from trainer import config as c
 from trainer.config import ConfigError, to_dict
-from trainer.config.fleet import SHARED_BY
+from trainer.config.schema import SHARED_BY
 from trainer.fleet.fleet_records import AboutRun
 from trainer.fleet.worker import machine_options, worker_config
 from trainer.node import topology

@@ -20,7 +20,7 @@ from trainer.data.reader import RowReader
 from trainer.observe.metrics import Metrics
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import sample_rows
-from trainer.run.episode_images import EpisodeImages
+from trainer.run.step_log import EpisodeImages
 
 EVIL = "<script>alert(1)</script>"
 

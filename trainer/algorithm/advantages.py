@@ -8,7 +8,6 @@ changes nothing beyond the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -145,11 +144,7 @@ def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> T
 def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
     """Returns to go of every token, [sum of lengths]: G_t = gamma G_t+1 - kl_t. A sequence's reward comes
     with its last token. `kl` [sum of lengths] is the cost of each token; None: 0."""
-    if kl is None:
-        costs: Sequence[Tensor] = [torch.zeros(int(n), dtype=torch.float64) for n in lengths]
-    else:
-        costs = _split(kl.double(), lengths)
-
+    costs = _split(torch.zeros(int(lengths.sum())) if kl is None else kl.double(), lengths)
     out: list[float] = []
     for reward, cost in zip(rewards.tolist(), costs, strict=True):
         earned = (-cost).tolist()

@@ -43,11 +43,7 @@ class StepRewards:
     def members(self, size: int) -> list[int]:
         """Indices of the completions that are trained on: those of the `size` chosen groups."""
         kept = set(choose_groups(self.flat, size))
-        members = []
-        for i, group in enumerate(self.groups.tolist()):
-            if group in kept:
-                members.append(i)
-        return members
+        return [i for i, group in enumerate(self.groups.tolist()) if group in kept]
 
     def advantages(
         self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None
@@ -86,25 +82,17 @@ class StepRewards:
 
 def reward_step(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> StepRewards:
     """Rewards of a step's completions."""
-    numbers = []
-    lengths = []
-    finished = []
-    for trace in traces:
-        numbers.append(trace.group)
-        lengths.append(len(trace.learned))
-        finished.append(trace.finished)
-    groups = torch.tensor(numbers)
-    counted = torch.tensor(lengths)
-
+    groups = torch.tensor([trace.group for trace in traces])
+    lengths = torch.tensor([len(trace.learned) for trace in traces])
     given = weighted_rewards(outcomes, config)
     # If the grader's rewards have no weight, its verdicts still tell which groups are flat.
     compared = given.total if given.weights.any() else given.parts.sum(1)
     return StepRewards(
-        rewards=add_form_rewards(given, counted, config),
+        rewards=add_form_rewards(given, lengths, config),
         groups=groups,
-        lengths=counted,
+        lengths=lengths,
         flat=flat_groups(compared, groups).tolist(),
-        finished=finished,
+        finished=[trace.finished for trace in traces],
     )
 
 
@@ -112,12 +100,8 @@ def learnable_indices(traces: Sequence[Trace], mask_truncated: bool) -> list[int
     """Indices of the traces that count in the loss. A token of theirs must be learned, the engine's
     log-probabilities must be finite, and with `mask_truncated` the model must have ended the trace by
     itself."""
-    indices = []
-    for i, trace in enumerate(traces):
-        masked = mask_truncated and not trace.finished
-        if len(trace.learned) and trace.sound and not masked:
-            indices.append(i)
-    return indices
+    counts = [len(t.learned) and t.sound and not (mask_truncated and not t.finished) for t in traces]
+    return [i for i, counted in enumerate(counts) if counted]
 
 
 def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:

@@ -107,10 +107,8 @@ def schedule_passes(
 
 def pass_times(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -> list[list[float]]:
     """Time of every rank in every pass, [pass][rank], without gathers."""
-    times = []
-    for members_by_rank in zip(*plan, strict=True):
-        times.append([_time(members, lengths, cost) for members in members_by_rank])
-    return times
+    by_pass = zip(*plan, strict=True)
+    return [[_time(members, lengths, cost) for members in by_rank] for by_rank in by_pass]
 
 
 def busy_fraction(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -> float:
@@ -124,21 +122,13 @@ def busy_fraction(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -
 
 def _time(members: Sequence[int], lengths: Sequence[SampleLength], cost: PassCost) -> float:
     """Time of one rank's pass over these samples."""
-    prompts = {}
-    completion_times = []
-    for i in members:
-        prompts[lengths[i].prompt] = lengths[i]
-        completion_times.append(cost.completion(lengths[i]))
-    return sum(map(cost.prompt, prompts.values())) + sum(completion_times)
+    prompts = {lengths[i].prompt: lengths[i] for i in members}
+    return sum(map(cost.prompt, prompts.values())) + sum(cost.completion(lengths[i]) for i in members)
 
 
 def _as_plan(passes: list[list[list[PromptPiece]]], groups: list[list[int]], world_size: int) -> Plan:
     """The plan of passes that are given as [pass][rank] -> pieces."""
-    group_start = {}
-    for members in groups:
-        for i in members:
-            group_start[i] = members[0]
-
+    group_start = {i: members[0] for members in groups for i in members}
     plan: Plan = [[] for _ in range(world_size)]
     for ranks in passes:
         for rank, pieces in enumerate(ranks):

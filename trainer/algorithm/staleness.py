@@ -42,19 +42,14 @@ def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
 def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> dict[str, float]:
     """`mismatch/*` of traces that the policy's current weights sampled. policy: the policy's
     log-probabilities of the learned tokens, [T] per trace."""
-    by_engine = []
-    for trace in traces:
-        if trace.logprobs is not None:
-            by_engine.append(trace.logprobs)
-    engine = np.concatenate(by_engine)
+    engine = np.concatenate([trace.logprobs for trace in traces if trace.logprobs is not None])
     difference = np.concatenate(policy) - engine
     gap = torch.from_numpy(difference[np.isfinite(engine)]).double()
     if not len(gap):
         return {}
 
-    out = {}
-    for name, value in mismatch_sums(gap, torch.full_like(gap, 1 / len(gap))).items():
-        out[name] = float(value)
+    sums = mismatch_sums(gap, torch.full_like(gap, 1 / len(gap)))
+    out = {name: float(value) for name, value in sums.items()}
     square = out.pop("ratio_square")
     out["mismatch/logprob_abs_max"] = float(gap.abs().max())
     out["mismatch/ratio_max"] = float(gap.clamp(-LOG_RATIO, LOG_RATIO).exp().max())
@@ -105,7 +100,4 @@ def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
 def separate_mismatch(stats: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a step that older weights sampled. The ratios of its update, `stats`, are renamed to
     `staleness/*`; `mismatch/*` is the part that kernels alone cause, where it was `measured` before."""
-    out = {}
-    for name, value in stats.items():
-        out[RATIOS.get(name, name)] = value
-    return out | dict(measured)
+    return {RATIOS.get(name, name): value for name, value in stats.items()} | dict(measured)

@@ -17,7 +17,6 @@ from trainer.config.files import dump as dump
 from trainer.config.files import load as load
 from trainer.config.files import nodes_share_weights as nodes_share_weights
 from trainer.config.files import of_teacher as of_teacher
-from trainer.config.fleet import Fleet as Fleet
 from trainer.config.lora import LoRA as LoRA
 from trainer.config.overrides import from_dict as from_dict
 from trainer.config.overrides import override as override
@@ -33,6 +32,7 @@ from trainer.config.schema import SFT as SFT
 from trainer.config.schema import Checkpoint as Checkpoint
 from trainer.config.schema import Data as Data
 from trainer.config.schema import Evaluation as Evaluation
+from trainer.config.schema import Fleet as Fleet
 from trainer.config.schema import Logging as Logging
 from trainer.config.schema import Model as Model
 from trainer.config.schema import Optimizer as Optimizer

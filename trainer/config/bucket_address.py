@@ -63,8 +63,8 @@ class BucketAddress:
             not bucket,
         )
         _refuse(
-            f"{shown}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens, and"
-            " begins and ends with a letter or digit",
+            f"{shown}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens,"
+            " and begins and ends with a letter or digit",
             not re.fullmatch(NAME, bucket),
         )
         prefix = prefix.removesuffix("/")

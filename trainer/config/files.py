@@ -8,8 +8,7 @@ from pathlib import Path
 import yaml
 
 from trainer.config.lora import LoRA
-from trainer.config.overrides import from_dict, to_dict
-from trainer.config.plain_yaml import read_yaml
+from trainer.config.overrides import from_dict, read_yaml, to_dict
 from trainer.config.resume import of_today
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate

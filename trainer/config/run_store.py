@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer.config.schema import RunConfig
 from trainer.system.errors import ConfigError
@@ -87,3 +88,18 @@ class RunStore:
     def exported(self) -> str:
         """The exported weights in a bucket. In the run's folder they lie in `EXPORTED` itself."""
         return f"{self.checkpoints}/{EXPORTED}"
+
+
+EXPORTS = (EXPORTED, CHECKPOINTS, "pulled")
+"""Folders of a run that hold its exported weights: the run's own name says more."""
+
+
+def model_name(path: str) -> str:
+    """The last part of a hub id or folder; of a run's export, which is `RUN/hf`, the run."""
+    parts = [part for part in Path(path).parts if part not in EXPORTS]
+    return parts[-1] if parts else path
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether the hub could have a model of that name, OWNER/NAME."""
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))

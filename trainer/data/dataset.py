@@ -289,8 +289,5 @@ def chat_messages(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
-    content = []
-    for part in parts:
-        # Parquet gives an image's part an empty `text`.
-        content.append(part if part["type"] == "text" else {"type": part["type"]})
-    return content
+    # Parquet gives an image's part an empty `text`.
+    return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]

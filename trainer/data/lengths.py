@@ -48,9 +48,8 @@ def measure_lengths(
             texts = [prompter.solution_text(text) for text in table.column("solution").to_pylist()]
             token_ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
             row_ids = table.column("id").to_pylist()
-            for ids, row_id in zip(token_ids, row_ids, strict=True):
-                prompter.check_vision_tokens(ids, 0, row_id)
             for row, (ids, text) in enumerate(zip(token_ids, texts, strict=True)):
+                prompter.check_vision_tokens(ids, 0, row_ids[row])
                 part[row, 1] = len(ids) + 1 if text else 0  # with the end token
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
@@ -94,10 +93,7 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[in
         reasons[f"over {config.sft.max_tokens} tokens with their solution"] = int((solved & ~whole).sum())
         fits = whole
     if not fits.all():
-        why = []
-        for reason, count in reasons.items():
-            if count:
-                why.append(f"{count} {reason}")
+        why = [f"{count} {reason}" for reason, count in reasons.items() if count]
         left_out = f"{int((~fits).sum())} of {len(lengths)} rows of {split.name} left out"
         print(f"data: {left_out}: {', '.join(why)}", flush=True)
     return np.flatnonzero(fits).tolist()

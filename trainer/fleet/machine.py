@@ -20,8 +20,8 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
-from trainer.config.fleet import SHARED_BY
 from trainer.config.run_store import RunStore
+from trainer.config.schema import SHARED_BY
 from trainer.fleet.run_follower import RunFollower
 from trainer.hardware.visible_gpus import gpu_names, gpu_variable
 from trainer.system.errors import StorageError

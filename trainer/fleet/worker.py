@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, from_dict, override
-from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
+from trainer.config.schema import WORKER_GPU_SHARE
 from trainer.fleet.fleet_records import (
     IDLE,
     SAMPLING,

@@ -74,9 +74,7 @@ class DistributedLearner:
         if not (old or reference):
             return Logprobs()
         plan = self._schedule(traces, self.facts.logprob_tokens, self.facts.logprob_keys)[0]
-        calls = []
-        for passes in plan:
-            calls.append((_picked(traces, passes), split, old, reference))
+        calls = [(_picked(traces, passes), split, old, reference) for passes in plan]
         results = self.ranks.each(LearnerPart.logprobs, calls)
 
         scored: dict[str, list[np.ndarray]] = {}
@@ -164,10 +162,7 @@ class DistributedLearner:
 
 def _picked(traces: Sequence[Trace], passes: Sequence[Sequence[int]]) -> list[list[Trace]]:
     """The traces of each pass. passes: indices into `traces`."""
-    picked = []
-    for members in passes:
-        picked.append([traces[index] for index in members])
-    return picked
+    return [[traces[index] for index in members] for members in passes]
 
 
 def _spread(

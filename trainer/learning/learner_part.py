@@ -124,10 +124,7 @@ class LearnerPart:
         with self.process.recording("logprobs"):
             batches = self._ahead(lambda traces: self.collate(traces, split), passes)
             scored = self.policy.logprobs(batches, old, reference)
-        arrays = {}
-        for name, tensors in scored.items():
-            arrays[name] = [tensor.numpy() for tensor in tensors]
-        return arrays
+        return {name: [tensor.numpy() for tensor in tensors] for name, tensors in scored.items()}
 
     def update(
         self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float
@@ -207,8 +204,8 @@ class LearnerPart:
         """The metric of the most GiB of GPU memory that lay unused between tensors; no metric on a CPU."""
         if self.process.device.type != "cuda":
             return {}
-        peak_bytes = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
-        return {"perf/fragments_gib_max": peak_bytes / 2**30}
+        peak = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
+        return {"perf/fragments_gib_max": peak / 2**30}
 
     def _peak_memory_gib(self) -> float:
         if self.process.device.type == "cuda":

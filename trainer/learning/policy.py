@@ -230,12 +230,8 @@ class Policy:
     ) -> dict[str, list[Tensor]]:
         """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the
         host."""
-        models = {}
-        if old:
-            models["old"] = self.trained
-        if reference:
-            models["reference"] = self.reference
-
+        models = {"old": self.trained} if old else {}
+        models |= {"reference": self.reference} if reference else {}
         on_device: dict[str, list[Tensor]] = {name: [] for name in models}
         if self._draws:
             self.trained.eval()
@@ -246,10 +242,7 @@ class Policy:
         if self._draws:
             self.trained.train()
 
-        on_host = {}
-        for name, parts in on_device.items():
-            on_host[name] = [logprobs.cpu() for logprobs in parts]
-        return on_host
+        return {name: [logprobs.cpu() for logprobs in parts] for name, parts in on_device.items()}
 
     def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
         """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to
@@ -446,18 +439,8 @@ def _largest(values: Tensor) -> Tensor:
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Adam's parameter groups: matrices decay; biases and norms, which have one dimension, do not."""
-    matrices, vectors = [], []
-    for parameter in module.parameters():
-        if not parameter.requires_grad:
-            continue
-        if len(whole_shape(parameter)) > 1:
-            matrices.append(parameter)
-        else:
-            vectors.append(parameter)
-
-    groups = []
-    if matrices:
-        groups.append({"params": matrices, "weight_decay": weight_decay})
-    if vectors:
-        groups.append({"params": vectors, "weight_decay": 0.0})
-    return groups
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if len(whole_shape(parameter)) > 1]
+    vectors = [parameter for parameter in trained if len(whole_shape(parameter)) <= 1]
+    groups = [(matrices, weight_decay), (vectors, 0.0)]
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

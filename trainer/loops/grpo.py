@@ -19,8 +19,8 @@ from trainer.loops.policy_update import update_policy
 from trainer.loops.process import main
 from trainer.loops.sampling_schedule import SamplingSchedule
 from trainer.observe.step_stats import sample_rows
-from trainer.run.episode_images import EpisodeImages
 from trainer.run.session import Session
+from trainer.run.step_log import EpisodeImages
 
 
 def train(config: RunConfig, run: Session) -> None:

@@ -166,14 +166,16 @@ def row_records(
         right = [trace for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
         shortest = min(right, key=lambda trace: len(trace.text), default=None)
         record: dict[str, Any] = {"dialog": list(shortest.dialog)} if shortest and shortest.dialog else {}
+        ended = [trace.finished for trace, _ in pairs]
+        answers = [(_voted(trace.text, form), outcome.accuracy) for trace, outcome in pairs]
         record |= {
             "id": ids[row],
-            "pass_rate": sum(outcome.accuracy for _, outcome in pairs) / len(pairs),
+            "pass_rate": sum(accuracy for _, accuracy in answers) / len(pairs),
             "samples": len(pairs),
             "completion": shortest.text if shortest else "",
-            "answers": [(_voted(trace.text, form), outcome.accuracy) for trace, outcome in pairs],
+            "answers": answers,
             "tokens": sum(len(trace.completion) for trace, _ in pairs),
-            "truncated": sum(not trace.finished for trace, _ in pairs),
+            "truncated": ended.count(False),
         }
         lines.append(record)
     return lines

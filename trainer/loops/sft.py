@@ -33,13 +33,9 @@ def train(config: RunConfig, run: Session) -> None:
             run.step_log.metrics.log(0, held_out.loss())
 
     def read(step: int) -> TrainBatch:
-        traces = []
-        weights = []
-        for prompt in run.stream.batch(step):
-            trace = solution_trace(prompter, prompt.row, run.train_set[prompt.row])
-            traces.append(trace)
-            weights.append(np.ones(len(trace.learned), np.float32))
-        return TrainBatch(traces, weights)
+        rows = [prompt.row for prompt in run.stream.batch(step)]
+        traces = [solution_trace(prompter, row, run.train_set[row]) for row in rows]
+        return TrainBatch(traces, [np.ones(len(trace.learned), np.float32) for trace in traces])
 
     reader = ThreadPoolExecutor(1, "rows")
     upcoming = reader.submit(read, step + 1)
@@ -106,20 +102,16 @@ def solution_trace(prompter: Prompter, index: int, row: Row) -> Trace:
 
 def describe_step(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, float]:
     """The step's metrics. stats: those of its update."""
-    learned = 0
-    shared = 0
-    tokens = 0
-    for trace in traces:
-        learned += len(trace.learned)
-        shared += trace.shared
-        tokens += len(trace.tokens)
+    count = len(traces)
+    learned = sum(len(trace.learned) for trace in traces)
+    shared = sum(trace.shared for trace in traces)
     metrics = {
         "sft/loss": stats["loss/nll"],
         "loss/token_accuracy": stats["loss/token_accuracy"],
         "entropy/mean": stats["entropy/mean"],
-        "tokens/response_mean": learned / len(traces),
-        "tokens/prompt_mean": shared / len(traces),
-        "tokens/step": tokens,
+        "tokens/response_mean": learned / count,
+        "tokens/prompt_mean": shared / count,
+        "tokens/step": sum(len(trace.tokens) for trace in traces),
     }
     for name, value in stats.items():
         if name.startswith(("grad/", "optim/", "perf/", "time/")):

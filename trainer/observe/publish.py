@@ -27,8 +27,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, load
-from trainer.config.model_name import is_hub_name, model_name
 from trainer.config.run_folder import CONFIG, MANIFEST, METRICS
+from trainer.config.run_store import is_hub_name, model_name
 from trainer.observe.compare import metrics_of
 from trainer.observe.history import column, format_cost, run_name
 from trainer.observe.live import format_duration

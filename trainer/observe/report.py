@@ -21,7 +21,6 @@ from typing import Any
 from trainer import config as configuration
 from trainer.config import ConfigError, Expected, RunConfig
 from trainer.config.expected import compare_with_bands
-from trainer.config.model_name import model_name
 from trainer.config.run_folder import (
     ATTEMPTS,
     CONFIG,
@@ -36,6 +35,7 @@ from trainer.config.run_folder import (
     read_progress,
     read_roster,
 )
+from trainer.config.run_store import model_name
 from trainer.observe import compare, guards
 from trainer.observe.charts import CHARTS, HELD_OUT, Chart, Line, format_number, line_chart, stacked_bars
 from trainer.observe.history import column, read_cost, run_name

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trainer.config import RunConfig, Split
-from trainer.config.fleet import SHARED_BY
+from trainer.config.schema import SHARED_BY
 from trainer.data.reader import RowReader
 from trainer.observe import beacon
 from trainer.observe.step_profile import RankProfile, Recorder

@@ -65,13 +65,10 @@ class RayRanks:
 
         # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbors on one node.
         places: list[RankPlace] = ray.get([actor.where.remote() for actor in actors])
-        self._places: list[RankPlace] = []
-        self.actors: list[Any] = []
-        self.pids: list[int] = []
-        for place, actor in sorted(zip(places, actors, strict=True), key=lambda pair: pair[0]):
-            self._places.append(place)
-            self.actors.append(actor)
-            self.pids.append(place.pid)
+        ordered = sorted(zip(places, actors, strict=True), key=lambda pair: pair[0])
+        self._places = [place for place, _ in ordered]
+        self.actors = [actor for _, actor in ordered]
+        self.pids = [place.pid for place in self._places]
 
     def start(self) -> None:
         """Tells every rank its number and where rank 0 is (`RankProcess.set_rank`)."""
@@ -105,10 +102,11 @@ class RayRanks:
         """Starts a generator method on every rank at once. The iterator yields results in the order in
         which the ranks yield them."""
         self._last_call = getattr(method, "__qualname__", repr(method))
-        waiting: list[Any] = []
-        for actor, args in zip(self.actors, arguments, strict=True):
-            waiting.append(actor.stream.options(num_returns="streaming").remote(method, *args))
-        return self._results(waiting)
+        calls = zip(self.actors, arguments, strict=True)
+        streams = [
+            actor.stream.options(num_returns="streaming").remote(method, *args) for actor, args in calls
+        ]
+        return self._results(streams)
 
     @staticmethod
     def _results(waiting: list[Any]) -> Iterator[Any]:
@@ -156,10 +154,8 @@ class RayRanks:
             why, log = ray.get(read.remote(place.log, place.memory_kills), timeout=READ_S)
         except (ray.exceptions.RayError, TimeoutError):
             return f"its machine does not answer; it was asked for {self._last_call}"
-        out = (
-            Path(self.config.run.dir)
-            / f"death-rank-{rank}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.txt"
-        )
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        out = Path(self.config.run.dir) / f"death-rank-{rank}-{stamp}.txt"
         out.write_text(log)
         return f"{why}; it was asked for {self._last_call} (its log: {out})"
 

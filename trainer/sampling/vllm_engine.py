@@ -17,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample import logits_processor as processors_v2
 
+from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_trace, continue_trace
 from trainer.config import ConfigError, RunConfig
 from trainer.data.dialog import Shown
@@ -29,7 +30,6 @@ from trainer.sampling.engine_mends import (
     zero_scratch,
 )
 from trainer.sampling.episodes import Episodes
-from trainer.sampling.open_group import OpenGroup, one_token_each
 from trainer.weights import in_process
 
 if TYPE_CHECKING:
@@ -66,13 +66,11 @@ class BanTokens(LogitsProcessor, ProcessorV2):
 
 def id_ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
     """Sorted ids as runs [start, stop)."""
-    out: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for i in ids:
-        if out and out[-1][1] == i:
-            out[-1] = (out[-1][0], i + 1)
-        else:
-            out.append((i, i + 1))
-    return out
+        start = runs.pop()[0] if runs and runs[-1][1] == i else i
+        runs.append((start, i + 1))
+    return runs
 
 
 PICTURES_AT_ONCE = 4
@@ -115,14 +113,10 @@ def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: i
     if prompter.has_vision:
         asked["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
         asked["mm_processor_kwargs"] = {"size": prompter.size}
-        # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
-        # forgets them.
-        asked["mm_processor_cache_gb"] = 0
+        asked["mm_processor_cache_gb"] = 0  # by default 4 GiB; a prompt comes once per step
     if rollout.expert_parallel:
         asked["enable_expert_parallel"] = True
-    if config.model.revision:
-        asked["revision"] = config.model.revision
-    return asked
+    return asked | ({"revision": config.model.revision} if config.model.revision else {})
 
 
 def _of_gpu(config: RunConfig) -> dict[str, Any]:
@@ -235,8 +229,7 @@ class Engine:
             self._awake = False
 
     def wake_weights(self) -> None:
-        """First half of waking: allocates memory for the weights. A sync must fill it before anything is
-        generated."""
+        """First half of waking: memory for the weights, which a sync must fill before anything is sampled."""
         self._wake("weights")
         if self.sleeps:
             self.llm.collective_rpc(zero_scratch)
@@ -355,8 +348,8 @@ class Engine:
 
     def _rendered(self, inputs: Any) -> dict[str, Any]:
         """A prompt with its images processed."""
-        (rendered,) = self.llm._preprocess_cmpl([inputs])
-        return rendered  # ty: ignore[invalid-explicit-return]
+        rendered: Any = self.llm._preprocess_cmpl([inputs])
+        return rendered[0]
 
     def _ask(self, group: OpenGroup, index: int, sampling: tuple[float, int, float]) -> None:
         """Opens one request. The prompt of one that goes on is the group's with the tokens so far."""
@@ -424,3 +417,75 @@ class Engine:
         )
         trace = continue_trace(begun, piece) if begun else piece
         return replace(trace, text=self._reply_text(trace.replies[-1].tolist()))
+
+
+def one_token_each(ids: Sequence[int], image_token_id: int | None) -> list[int]:
+    """Token ids with one placeholder for each image, as processors take them; given with one per patch."""
+    short = []
+    for i, token in enumerate(ids):
+        if token != image_token_id or i == 0 or ids[i - 1] != image_token_id:
+            short.append(token)
+    return short
+
+
+def with_shown(rendered: dict[str, Any], shown: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """A prompt as vLLM takes it, with the images of what stands behind it, each from a position on."""
+    if not shown:
+        return rendered
+    items = []
+    hashes = []
+    places = []
+    for start, part in [(0, rendered), *shown]:
+        if "mm_kwargs" in part:
+            items += part["mm_kwargs"]["image"]
+            hashes += part["mm_hashes"]["image"]
+            places += [replace(at, offset=at.offset + start) for at in part["mm_placeholders"]["image"]]
+    last = shown[-1][1]
+    return {
+        **last,
+        "mm_kwargs": type(last["mm_kwargs"])({"image": items}),
+        "mm_hashes": {"image": hashes},
+        "mm_placeholders": {"image": places},
+    }
+
+
+class OpenGroup:
+    """A prompt whose completions are being sampled."""
+
+    def __init__(self, prompt: Prompt, request: EngineRequest, begun: dict[int, Trace | None]) -> None:
+        """begun: what there is of each completion that is sampled, by index."""
+        self.prompt, self.begun = prompt, begun
+        self.prompt_ids = request.token_ids
+        self.pixel_bytes = request.pixel_bytes
+        self.images = request.images
+        self.sampled = {index: len(trace.learned) if trace else 0 for index, trace in begun.items()}
+        """Number of tokens of each completion that older weights sampled."""
+        self.traces: dict[int, Trace] = {}
+        self.rendered: dict[str, Any] = {}
+        """The prompt as vLLM takes it."""
+        self.shown: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        """Observations with images of each completion, as vLLM takes prompts, and where they start."""
+
+    def so_far(self, index: int) -> list[int]:
+        """What stands behind the prompt of a completion already."""
+        trace = self.begun[index]
+        return trace.completion.tolist() if trace else []
+
+    def left(self, index: int, max_tokens: int) -> int:
+        """Most tokens by which a completion's reply grows now; 0: it goes on in the next phase."""
+        left = max_tokens - len(self.so_far(index))
+        trace = self.begun[index]
+        grown = len(trace.learned) - self.sampled[index] if trace else 0
+        return min(left, self.prompt.cut - grown) if self.prompt.cut else left
+
+    def extended(self, index: int) -> dict[str, Any]:
+        """The prompt of a completion that goes on: the group's with the tokens so far and what they show."""
+        rendered = with_shown(self.rendered, self.shown.get(index, ()))
+        return {**rendered, "prompt_token_ids": [*self.rendered["prompt_token_ids"], *self.so_far(index)]}
+
+    def seed(self, index: int) -> int:
+        """Seed of what is sampled of a completion now."""
+        trace = self.begun[index]
+        if trace is None:
+            return self.prompt.seed + index
+        return seed_of(self.prompt.seed, index, len(trace.segments))

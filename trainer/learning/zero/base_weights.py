@@ -109,10 +109,9 @@ def _opened(names: list[str], config: RunConfig) -> list[_File]:
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for of_rank in _read_by_every_rank(config, open_own):
         shapes |= of_rank
-    files = []
-    for name, reader in zip(names, readers, strict=True):
-        files.append(_File(reader, shapes[name], opened.get(name)))
-    return files
+    return [
+        _File(reader, shapes[name], opened.get(name)) for name, reader in zip(names, readers, strict=True)
+    ]
 
 
 def _fill_from(file: _File, parameters: dict[str, Any], places: dict[str, expert_files.TensorPlace]) -> None:
@@ -143,9 +142,8 @@ def _readers(count: int, per_node: int) -> list[int]:
     nodes = [on_node for _, on_node in sorted(ranks.items())]
     readers = []
     for file in range(count):
-        on_node = nodes[file % len(nodes)]
-        turn = file // len(nodes)
-        readers.append(on_node[turn % len(on_node)])
+        turn, node = divmod(file, len(nodes))
+        readers.append(nodes[node][turn % len(nodes[node])])
     return readers
 
 
@@ -178,10 +176,7 @@ def _matched(
             raise ConfigError(f"{config.model.path}: {key} is {shape}, not {expected}")
         filled[known_as[0]] += math.prod(shape)
 
-    missing = []
-    for name, parameter in parameters.items():
-        if filled[name] < math.prod(whole_shape(parameter)):
-            missing.append(name)
+    missing = [name for name, p in parameters.items() if filled[name] < math.prod(whole_shape(p))]
     if missing:
         raise ConfigError(
             f"{config.model.path} has no {min(missing)} ({len(missing)} are missing): is it this model?"
@@ -203,11 +198,8 @@ def _read_by_every_rank(config: RunConfig, read: Callable[[], T]) -> list[T]:
 
     outcomes = _from_every_rank((value, failure))
     failures = [of_rank for _, of_rank in outcomes if of_rank is not None]
-    for of_rank in failures:
-        if isinstance(of_rank, ConfigError):
-            raise of_rank
     if failures:
-        raise failures[0]
+        raise min(failures, key=lambda of_rank: not isinstance(of_rank, ConfigError))
     return [of_rank for of_rank, _ in outcomes]
 
 

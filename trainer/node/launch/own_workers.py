@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import RunConfig, override
-from trainer.config.fleet import SHARED_BY, WORKER_GPU_SHARE
+from trainer.config.schema import SHARED_BY, WORKER_GPU_SHARE
 from trainer.hardware.visible_gpus import gpu_names, gpu_variable
 from trainer.node.topology import NodeEnvironment
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED

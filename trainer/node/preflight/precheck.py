@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, of_teacher, validate_saving
 from trainer.config.budget import checkpoints_bytes, trained, written_checkpoints
-from trainer.config.model_name import is_hub_name
+from trainer.config.run_store import is_hub_name
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
 from trainer.hardware.model_shapes import shape_of
