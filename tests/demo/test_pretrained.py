@@ -1,4 +1,4 @@
-"""The demo's pretrained model, SmolLM2-135M-Instruct: its template and tokens, and a run that is killed.
+"""The demo's pretrained model, SmolLM2-135M-Instruct: its template and tokens.
 
 Skipped where its package cannot be fetched.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 import pytest
 
 from examples.pretrained import arithmetic
-from recipes.presets.demo import pretrained
-from tests.loops.jobs import Job
-from trainer import config as c
 from trainer.config import Model
 from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
@@ -112,45 +109,3 @@ def test_the_converted_model_is_the_one_that_was_fetched(model):
     ids = tokenizer("The capital of France is", return_tensors="pt")
     out = policy.generate(**ids, max_new_tokens=3, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3000)
-def test_a_killed_run_resumes_bit_for_bit_and_its_export_is_a_model(model, rows, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    jobs = []
-    for name in ("whole", "cut"):
-        assignments = [
-            f"run.dir={tmp_path}/{name}/run",
-            "run.max_steps=3",
-            f"model.path={model}",
-            f"data.path={rows}",
-            "rollout.prompts_per_step=4",
-            "rollout.samples_per_prompt=4",
-            "evaluation.every_steps=3",
-            "evaluation.max_samples=4",
-            "checkpoint.every_steps=1",
-            "checkpoint.remote=",
-            "placement.workers_per_node=1",
-            "placement.threads_per_worker=2",
-        ]
-        jobs.append(Job(c.override(pretrained().config, assignments), tmp_path / name))
-    whole, cut = jobs
-    assert whole.start().wait(900) == 0, whole.tail()
-    cut.start().until(lambda: cut.in_phase("update", 3), 900)
-    cut.kill()
-    assert cut.start().wait(900) == 0, cut.tail()
-    assert "resumed from step" in cut.log.read_text()
-    assert cut.metrics() == whole.metrics()
-    lines = whole.metrics()
-    assert "eval/accuracy" in lines[0] and "eval/accuracy" in lines[-1]
-    assert any(line.get("grad/norm", 0) > 0 for line in lines), "a run that learns nothing proves nothing"
-    weights = [(job.run_dir / "hf/model.safetensors").read_bytes() for job in jobs]
-    assert weights[0] == weights[1]
-    exported = AutoModelForCausalLM.from_pretrained(whole.run_dir / "hf")
-    assert exported.num_parameters() == 134_515_008
-    assert (
-        Prompter(Model(path=str(whole.run_dir / "hf"))).eos_token_id
-        == Prompter(Model(path=str(model))).eos_token_id
-    )

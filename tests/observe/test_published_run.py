@@ -2,9 +2,8 @@
 
 import base64
 import json
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from written_run import write_run
 
+from tests import servers
 from trainer import config as c
 from trainer.config.run_folder import CONFIG
 from trainer.observe import publish
@@ -94,23 +94,23 @@ def test_nothing_but_files_of_a_models_own_kinds_is_sent(run, tmp_path, capsys):
     assert "config.json is sent without auto_map" in said
 
 
-@pytest.mark.parametrize("with_diff", [False, True])
-def test_changes_of_the_tree_are_published_only_when_asked_for(run, tmp_path, with_diff):
-    assert published(run, tmp_path / "out", "--yes", *(["--with-diff"] if with_diff else [])) == 0
-    manifest = json.loads((tmp_path / "out/run/manifest.json").read_text())
-    assert manifest["launch"]["diff"] == ("secret = 1" if with_diff else None)
-    card = (tmp_path / "out/README.md").read_text()
-    assert ("launch.py reproduce run/manifest.json" in card) == with_diff
-    assert ("changes that are not published" in card) != with_diff
-
-
-def test_a_run_of_an_unchanged_tree_can_be_repeated_by_anybody(run, tmp_path):
+@pytest.mark.parametrize(
+    ("diff", "options", "kept", "again"),
+    [
+        ("secret = 1", (), None, False),
+        ("secret = 1", ("--with-diff",), "secret = 1", True),
+        ("", (), "", True),
+    ],
+)
+def test_changes_of_the_tree_are_published_only_when_asked_for(run, tmp_path, diff, options, kept, again):
+    """An unchanged tree can be repeated by anybody."""
     manifest = json.loads((run / "manifest.json").read_text())
-    manifest["launch"]["diff"] = ""
+    manifest["launch"]["diff"] = diff
     (run / "manifest.json").write_text(json.dumps(manifest))
-    assert published(run, tmp_path / "out", "--yes") == 0
+    assert published(run, tmp_path / "out", "--yes", *options) == 0
+    assert json.loads((tmp_path / "out/run/manifest.json").read_text())["launch"]["diff"] == kept
     card = (tmp_path / "out/README.md").read_text()
-    assert "launch.py reproduce run/manifest.json" in card and "not published" not in card
+    assert ("launch.py reproduce run/manifest.json" in card) == again == ("not published" not in card)
 
 
 def test_a_distilled_model_names_its_teacher(run, tmp_path):
@@ -132,89 +132,46 @@ def test_what_cannot_be_published_is_said(run, tmp_path, capsys):
     assert "no weights in" in capsys.readouterr().err
 
 
-class Hub(ThreadingHTTPServer):
-    """The part of the hub that an upload speaks with."""
-
-    def __init__(self, refuse: bool) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.refuse = refuse
-        self.repos: list[dict] = []
-        self.files: dict[str, bytes] = {}
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_):
-        pass
-
-    def _answer(self, code: int, body: dict) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_GET(self):
-        self._answer(200, {"id": "me/mine", "sha": "0" * 40, "siblings": []})
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.refuse:
-            self._answer(403, {"error": "no right to write"})
-        elif self.path == "/api/repos/create":
-            self.server.repos.append(json.loads(body))
-            self._answer(
-                200, {"url": f"http://127.0.0.1:{self.server.server_port}/me/mine", "name": "me/mine"}
-            )
-        elif "/preupload/" in self.path:
-            files = [
-                {**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]
-            ]
-            self._answer(200, {"files": files})
-        elif "/commit/" in self.path:
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            address = f"http://127.0.0.1:{self.server.server_port}/me/mine/commit/{'1' * 40}"
-            self._answer(200, {"commitUrl": address, "commitOid": "1" * 40})
-        else:
-            self._answer(200, {})
-
-
 @pytest.fixture
 def hub(monkeypatch):
-    """Starts a hub; `huggingface_hub` speaks with it."""
-    started = []
+    """The part of a hub that an upload speaks with; `huggingface_hub` speaks with it. What it was sent."""
+    sent = SimpleNamespace(refuse=False, repos=[], files={})
 
-    def start(refuse=False):
-        server = Hub(refuse)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        started.append(server)
-        address = f"http://127.0.0.1:{server.server_port}"
+    def answer(request):
+        here = f"http://{request.headers['Host']}/me/mine"
+        reply = {"id": "me/mine", "sha": "0" * 40, "siblings": []} if request.method == "GET" else {}
+        if request.method == "POST" and sent.refuse:
+            return 403, json.dumps({"error": "no right to write"}).encode(), {}
+        if request.path == "/api/repos/create":
+            sent.repos.append(json.loads(request.body))
+            reply = {"url": here, "name": "me/mine"}
+        elif "/preupload/" in request.path:
+            files = json.loads(request.body)["files"]
+            reply = {"files": [file | {"uploadMode": "regular", "shouldIgnore": False} for file in files]}
+        elif "/commit/" in request.path:
+            for line in map(json.loads, request.body.splitlines()):
+                if line["key"] == "file":
+                    sent.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            reply = {"commitUrl": f"{here}/commit/{'1' * 40}", "commitOid": "1" * 40}
+        return 200, json.dumps(reply).encode(), {"Content-Type": "application/json"}
+
+    with servers.answering(answer) as address:
         api = publish.huggingface_hub.HfApi
         monkeypatch.setattr(publish.huggingface_hub.constants, "ENDPOINT", address)
         monkeypatch.setattr(publish.huggingface_hub, "HfApi", lambda: api(endpoint=address, token="hf_test"))
-        return server
-
-    yield start
-    for server in started:
-        server.shutdown()
-        server.server_close()
+        yield sent
 
 
 def test_a_hub_gets_every_file_in_one_commit(run, hub, capsys):
-    server = hub()
     assert published(run, "me/mine", "--yes", "--private") == 0
-    assert server.repos[0]["name"] == "mine" and "private" in server.repos[0].values()
-    assert server.files["model.safetensors"] == (run / "hf/model.safetensors").read_bytes()
-    assert {"README.md", "run/manifest.json"} <= server.files.keys()
+    assert hub.repos[0]["name"] == "mine" and "private" in hub.repos[0].values()
+    assert hub.files["model.safetensors"] == (run / "hf/model.safetensors").read_bytes()
+    assert {"README.md", "run/manifest.json"} <= hub.files.keys()
     assert "published: " in capsys.readouterr().out
 
 
 def test_a_hub_that_refuses_is_one_line(run, hub, capsys):
-    hub(refuse=True)
+    hub.refuse = True
     assert published(run, "me/mine", "--yes") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "the hub refuses me/mine" in err and "HF_TOKEN" in err

@@ -13,7 +13,7 @@ from written_run import picture, values, write_run
 from trainer.config import ConfigError, RunConfig, override
 from trainer.config.watching import GUARDS
 from trainer.observe import charts, guards, report, report_page
-from trainer.observe.charts import CHARTS, Chart, Frame, Line
+from trainer.observe.charts import CHARTS, Chart, Frame
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import append_sample
 from trainer.observe.phases import Phases
@@ -31,14 +31,7 @@ def svgs(page: str) -> list[ET.Element]:
 def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothing_of_anywhere(tmp_path):
     write_run(tmp_path, 60, overrides=("logging.tensorboard=false", "optimizer.learning_rate=2e-4"))
     page = report.write_report(tmp_path).read_text()
-    for title in (
-        "Accuracy",
-        "Reward",
-        "KL to the reference",
-        "Completion length",
-        "Losses",
-        "Engine against policy",
-    ):
+    for title in ("Accuracy", "Reward", "KL to the reference", "Completion length", "Losses"):
         assert f"<h3>{title}</h3>" in page
     assert "Seconds per step" in page and "Where the time went" in page
     assert page.count("<article ") == report_page.MAX_SAMPLES and "24 of 48 written" in page
@@ -119,22 +112,9 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     metrics = Metrics(tmp_path, override(PLAIN, ["run.name=<b>x</b>"]))
     metrics.log(1, {"reward/mean": 1.0})
     evil = '<script>alert(1)</script></article><img src="//x">'
-    metrics.samples(
-        1,
-        [
-            {
-                "row": 0,
-                "question": evil,
-                "completion": "<think>" + evil,
-                "ground_truth": evil,
-                "verdict": "wrong",
-                "reward": 0.0,
-                "advantage": 0.0,
-                "tokens": 1,
-                "image_pngs": [],
-            }
-        ],
-    )
+    row = {"row": 0, "question": evil, "completion": "<think>" + evil, "ground_truth": evil}
+    row |= {"verdict": "wrong", "reward": 0.0, "advantage": 0.0, "tokens": 1, "image_pngs": []}
+    metrics.samples(1, [row])
     page = report.write_report(tmp_path).read_text()
     assert page.count("<script>") == 1 and page.count("</article>") == 1 and "<img" not in page
     assert "&lt;script&gt;alert(1)" in page and "<h1>&lt;b&gt;x" in page
@@ -205,29 +185,28 @@ def test_a_run_that_learned_nothing_is_not_praised_and_its_top_says_what_went_wr
     assert page.index("Nothing was learned") < page.index('<section class="tiles"')
 
 
-def test_the_report_says_first_why_a_run_ended(tmp_path):
-    write_run(tmp_path, 20)
+@pytest.mark.parametrize(
+    ("changed", "line", "said"),
+    [
+        ({}, "", {}),
+        ({"status": "failed", "why": "rank 1 on node 0 is <stopped> (state T)", "code": 34}, "",
+         {"It ended with exit code 34": "rank 1 on node 0 is <stopped> (state T)"}),
+        ({}, '{"step": 13, "grad/norm": 5000.0}\n', {"Step 13 (guard gradient)": "norm is 5e+03"}),
+    ],
+    ids=["no trouble", "why it ended", "a guard on one step"],
+)  # fmt: skip
+def test_the_report_says_first_what_went_wrong(tmp_path, changed, line, said):
+    write_run(tmp_path, 20, overrides=("logging.tensorboard=false", "run.id=mine-1128-1500-ab12"))
     path = tmp_path / "progress.json"
-    ended = {"status": "failed", "why": "rank 1 on node 0 is <stopped> (state T)", "code": 34}
-    path.write_text(json.dumps(json.loads(path.read_text()) | ended))
-    ((head, text),) = problems(report.write_report(tmp_path).read_text())
-    assert head == "It ended with exit code 34" and "rank 1 on node 0 is <stopped> (state T)" in text
-
-
-def test_a_run_without_trouble_has_no_such_section_and_is_called_by_its_id(tmp_path):
-    write_run(tmp_path, 40, overrides=("logging.tensorboard=false", "run.id=mine-1128-1500-ab12"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line)
     page = report.write_report(tmp_path).read_text()
-    assert problems(page) == [] and '<section class="problems">' not in page
+    found = dict(problems(page))
+    assert bool(found) == bool(said) and all(text in found[head] for head, text in said.items())
+    assert ('<section class="problems">' in page) == bool(said)
     assert "<h1>mine-1128-1500-ab12<" in page and "<title>mine-1128-1500-ab12</title>" in page
     assert "<p>written · GRPO of" in page
-
-
-def test_a_guard_that_trips_on_one_step_alone_is_said_with_it(tmp_path):
-    write_run(tmp_path, 20)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 13, "grad/norm": 5000.0}\n')
-    said = dict(problems(report.write_report(tmp_path).read_text()))
-    assert "Step 13 (guard gradient)" in said and "Nothing was learned" not in said
 
 
 def test_every_guard_has_a_remedy():
@@ -268,14 +247,14 @@ def test_a_supervised_run_has_its_own_curves(tmp_path):
     assert "SFT of" in page
 
 
-def test_a_run_with_tools_has_curves_of_its_turns():
+def test_a_run_with_tools_has_curves_of_its_turns_and_flat_charts_are_left_out():
     history = [{"step": s, "turns/replies_mean": 1 + s / 5, "turns/errors_mean": 0.1} for s in range(1, 6)]
     drawn = "".join(charts.line_chart(chart, history) for chart in CHARTS)
     assert "<h3>Turns</h3>" in drawn and "wrong calls" in drawn
     assert "<h3>Time in tools</h3>" not in drawn, "a run whose tools take no time"
-    waited = [line | {"perf/tool_s_max": line["step"], "perf/tool_wait_s_max": 0.5} for line in history]
-    drawn = "".join(charts.line_chart(chart, waited) for chart in CHARTS)
-    assert "<h3>Time in tools</h3>" in drawn
+    for seconds, shown in ((1.0, False), (history[-1]["step"], True)):
+        waited = [line | {"perf/tool_s_max": seconds * line["step"] ** shown} for line in history]
+        assert ("<h3>Time in tools</h3>" in "".join(charts.line_chart(c, waited) for c in CHARTS)) == shown
 
 
 def test_one_step_is_enough_and_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
@@ -293,15 +272,8 @@ def test_no_run_is_one_line(tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *(
-        "--disable-component-update",
-        "--disable-sync",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=5000",
-    ),
-)
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+FLAGS += " --disable-component-update --enable-logging=stderr --virtual-time-budget=5000"
 
 
 def browse(page, scratch):
@@ -309,7 +281,13 @@ def browse(page, scratch):
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("no Chromium on this machine")
-    command = [chromium, *FLAGS, f"--user-data-dir={scratch / 'profile'}", "--dump-dom", page.as_uri()]
+    command = [
+        chromium,
+        *FLAGS.split(),
+        f"--user-data-dir={scratch / 'profile'}",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -341,11 +319,9 @@ frame.onload = () => {
 
 @pytest.mark.lab
 def test_on_a_phone_nothing_is_wider_than_the_page_and_no_chart_is_a_line(tmp_path):
-    bands = [
-        "expected.bands=[{metric: eval/accuracy, steps: [10, 60], low: [0.5, 0.7198], high: [0.9, 1.05],"
-    ]
-    bands[0] += " source: 'our own runs with five seeds on two processors of one kind, scored by rules'}]"
-    write_run(tmp_path, 60, overrides=("logging.tensorboard=false", *bands))
+    bands = "expected.bands=[{metric: eval/accuracy, steps: [10, 60], low: [0.5, 0.7198], high: [0.9, 1.05],"
+    bands += " source: 'our own runs with five seeds on two processors of one kind, scored by rules'}]"
+    write_run(tmp_path, 60, overrides=("logging.tensorboard=false", bands))
     (tmp_path / "launch.log").write_text(f"warning: {'a_long_word_without_a_blank_' * 9}\n")
     page = html.escape(report.write_report(tmp_path).read_text())
     wrapper = tmp_path / "wrapper.html"
@@ -421,13 +397,8 @@ def test_log_ticks_are_powers_of_ten():
 def test_labels_are_short():
     cases = {0.25: "0.25", 12_000: "12k", 2_110: "2,110", 3e-7: "3e-7", 2.5e6: "2.5M", 0: "0", -0.5: "-0.5"}
     assert {v: charts.format_number(v) for v in cases} == cases
-    assert [charts.format_number(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == [
-        "0%",
-        "20%",
-        "74.7%",
-        "100%",
-        "0.1%",
-    ]
+    shares = {0: "0%", 0.2: "20%", 0.747: "74.7%", 1: "100%", 0.0005: "0.1%"}
+    assert {v: charts.format_number(v, True) for v in shares} == shares
 
 
 def test_a_point_is_drawn_where_it_belongs():
@@ -448,13 +419,6 @@ def test_a_stack_is_as_tall_as_its_sum_and_buckets_are_means():
     plot = charts.HEIGHT - charts.TOP - charts.BOTTOM
     assert sum(float(b.attrib["height"]) for b in bars[:2]) == pytest.approx(plot, abs=0.2)
     assert float(bars[1].attrib["height"]) == pytest.approx(3 * float(bars[0].attrib["height"]), abs=0.2)
-
-
-def test_flat_charts_can_be_left_out():
-    history = [{"step": s, "optim/lr": 1e-4} for s in range(5)]
-    chart = Chart("rate", (Line("optim/lr", "x"),), skip_flat=True)
-    assert charts.line_chart(chart, history) == ""
-    assert charts.line_chart(chart, [*history, {"step": 5, "optim/lr": 0.0}])
 
 
 def test_every_charted_metric_is_in_the_table():

@@ -219,28 +219,23 @@ def test_images_beyond_the_budget_are_counted_and_node_samples_thinned(run, monk
     assert times == [1000.0, 1060.0, 1120.0, 1180.0, 1240.0]
 
 
-def test_torn_lines_end_no_stream(run):
+def test_torn_lines_end_no_stream_and_one_that_a_full_disk_cut_short_is_taken_back(run, monkeypatch):
     run.start()
     whole = json.dumps({"unix_s": time.time(), "node": 0}) + "\n"
-    (run.dir / "nodes.jsonl").write_text('{"unix_s": 1.5, "no' + whole + whole)
+    nodes = run.dir / "nodes.jsonl"
+    nodes.write_text('{"unix_s": 1.5, "no' + whole + whole)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:9]))
+    append_sample(run.dir, {"unix_s": 2.0, "node": 0})
+    monkeypatch.undo()
+    append_sample(run.dir, {"unix_s": 3.0, "node": 1})
+    assert nodes.read_text().splitlines()[-2:] == [whole.rstrip(), '{"node": 1, "unix_s": 3.0}']
     write_run(run.dir, 1)
     with (run.dir / "samples.jsonl").open("a") as file:
         file.write('{"step": 1, "ima{"step": 2}\n')
     run.stream.push()
     run.desk.update()
-    assert (run.desk.folder / "nodes.jsonl").read_text() == whole
-
-
-def test_a_sample_that_a_full_disk_cut_short_is_taken_back(run, monkeypatch):
-    run.start()
-    append_sample(run.dir, {"unix_s": 1.0, "node": 0})
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:9]))
-    append_sample(run.dir, {"unix_s": 2.0, "node": 0})
-    monkeypatch.undo()
-    append_sample(run.dir, {"unix_s": 3.0, "node": 0})
-    kept = [json.loads(line)["unix_s"] for line in (run.dir / "nodes.jsonl").read_text().splitlines()]
-    assert kept == [1.0, 3.0]
+    assert read_lines(run.desk.folder / "nodes.jsonl") == [json.loads(whole)]
 
 
 def test_an_attempt_that_was_replaced_writes_nothing_more(run):

@@ -5,33 +5,17 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
-from written_run import write_run
+from written_run import run_script, write_run
 
 from trainer.config import ConfigError, RunConfig, override
 from trainer.observe.history import read_history
 
 ROOT = Path(__file__).parents[2]
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
-
-
-def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) -> subprocess.CompletedProcess:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | kwargs.pop("env", {})
-    return subprocess.run(
-        [*prefix, sys.executable, "-c", textwrap.dedent(body), *args],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **kwargs,
-    )
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path):

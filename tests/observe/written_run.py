@@ -2,7 +2,11 @@
 
 import io
 import math
+import os
 import random
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -10,6 +14,17 @@ from PIL import Image, ImageDraw
 from trainer.config import RunConfig, override
 from trainer.observe.metrics import Metrics
 from trainer.observe.phases import Phases
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) -> subprocess.CompletedProcess:
+    """Runs Python code in the repository, without W&B's variables."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | kwargs.pop("env", {})
+    command = [*prefix, sys.executable, "-c", textwrap.dedent(body), *args]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **kwargs
+    )
 
 
 def picture(circles: int, size: int = 160) -> bytes:

@@ -13,9 +13,10 @@ import math
 import os
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from trainer.algorithm.traces import Prompt
+from trainer.algorithm.traces import Prompt, Trace
 from trainer.loops import grpo
 from trainer.loops.process import main
 from trainer.ranks import ray_ranks
@@ -43,13 +44,38 @@ def lengths(prompt: Prompt, n: int) -> list[int]:
     return drawn
 
 
+def soak_engine(base: type) -> type:
+    """An engine that samples the longest of a group for all of it, end tokens included, and cuts."""
+
+    class Engine(base):
+        def _params(self, group: Any, index: int, temperature: float, max_tokens: int, top_p: float) -> Any:
+            longest = max(lengths(group.prompt, len(group.begun)))
+            params = super()._params(group, index, temperature, longest, top_p)
+            params.ignore_eos = True
+            params.stop_token_ids = []
+            return params
+
+        def _trace(self, group: Any, index: int, output: Any, max_tokens: int) -> Trace:
+            whole = super()._trace(group, index, output, max_tokens)
+            count = lengths(group.prompt, len(group.begun))[index]
+            return replace(
+                whole,
+                tokens=whole.tokens[: whole.shared + count],
+                learned=whole.learned[:count],
+                logprobs=None if whole.logprobs is None else whole.logprobs[:count],
+                end="length",
+            )
+
+    return Engine
+
+
 class SoakSampler(SamplerPart):
     """A rank with an engine that cuts where `lengths` says."""
 
     def start(self) -> None:
-        from tests.soak import engine  # in the ranks alone: it loads vLLM
+        from trainer.sampling import vllm_engine  # in the ranks alone: it loads vLLM
 
-        engine.install()
+        vllm_engine.Engine = soak_engine(vllm_engine.Engine)
         super().start()
 
 
