@@ -47,14 +47,8 @@ def hub(monkeypatch):
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (500, StorageError),
-        (503, StorageError),
-        (429, StorageError),
-        (0, StorageError),
-        (400, ConfigError),
-        (401, ConfigError),
-        (403, ConfigError),
-        (404, ConfigError),
+        (status, ConfigError if 400 <= status < 429 else StorageError)
+        for status in (500, 503, 429, 0, 400, 401, 403, 404)
     ],
 )
 def test_an_outage_is_not_a_refusal(hub, tmp_path, name, status, kind):

@@ -18,7 +18,6 @@ from trainer.config import ConfigError
 from trainer.storage.__main__ import main
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RUNPOD, RetryPolicy, StoreLimits, open_store
-from trainer.system.errors import StorageError
 
 QUICK = RetryPolicy(attempts=6, first_wait_s=0.2, max_wait_s=1.0, request_retries=1, request_retry_s=2.0)
 MIB = 1 << 20
@@ -59,11 +58,8 @@ def test_round_trip_listing_and_deletion(store, tmp_path):
     assert len(store.list()) == 3
     assert store.get_bytes("step/two.json") == b"{}"
     back = []
-    assert (
-        store.get("step/one.bin", tmp_path / "deep" / "b", back.append, sha256=sha)
-        == sum(back)
-        == 20 * MIB + 17
-    )
+    count = store.get("step/one.bin", tmp_path / "deep" / "b", back.append, sha256=sha)
+    assert count == sum(back) == 20 * MIB + 17
     assert (tmp_path / "deep" / "b").read_bytes() == file.read_bytes()
     store.delete(["step/one.bin", "step/two.json", "never/was"])
     assert store.list() == [("other.json", 2)]
@@ -101,12 +97,6 @@ def test_damage_is_noticed_while_downloading(store, tmp_path):
         store.get("f", tmp_path / "x", sha256=sha)
     assert not (tmp_path / "x").exists()
     assert list(tmp_path.glob(".x*")) == []
-
-
-def test_wrong_secret_is_told_at_once(rclone, tmp_path):
-    wrong = Storage("s3://bucket/p", env=servers.s3_environment(rclone.port, "wrong"), retry=QUICK)
-    with pytest.raises(ConfigError, match="secret key is wrong: check AWS_SECRET_ACCESS_KEY"):
-        wrong.put_bytes("k", b"x")
 
 
 def test_server_that_dies_mid_upload_and_comes_back(tmp_path, capfd):
@@ -149,16 +139,6 @@ def test_network_cut_mid_download(tmp_path):
         store.get("f", tmp_path / "b", tick, sha256=sha)
         assert store.retries >= 1
         assert (tmp_path / "b").read_bytes() == file.read_bytes()
-
-
-def test_store_that_stays_away_is_an_error_after_the_retries(tmp_path):
-    gone = Storage(
-        "s3://bucket/p",
-        env=servers.s3_environment(servers.free_port()),
-        retry=RetryPolicy(attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5),
-    )
-    with pytest.raises(StorageError, match="failed 2 times"):
-        gone.put_bytes("k", b"x")
 
 
 def test_killed_upload_leaves_no_object(rclone, tmp_path):
@@ -243,27 +223,19 @@ def test_r2_takes_endpoint_and_keys_from_the_environment(monkeypatch, tmp_path):
     assert (store.config["access_key_id"], store.config["secret_access_key"]) == ("K", "S")
 
 
-def test_r2_protocol_against_a_real_server(rclone, tmp_path):
-    env = {
-        "R2_ENDPOINT_URL": rclone.env["AWS_ENDPOINT_URL"],
-        "R2_ACCESS_KEY_ID": servers.KEY,
-        "R2_SECRET_ACCESS_KEY": servers.SECRET,
-    }
-    store = Storage("r2://bucket/r2", env=env, retry=QUICK)
-    store.put_bytes("k", b"x")
-    assert store.list() == [("k", 1)]
-
-
-def test_s3_profile_of_the_shared_credentials_file(rclone, tmp_path):
+@pytest.mark.parametrize("way", ["r2", "profile"])
+def test_keys_of_r2_and_of_a_profile_open_a_real_server(rclone, tmp_path, way):
     (tmp_path / "credentials").write_text(
         f"[mine]\naws_access_key_id = {servers.KEY}\naws_secret_access_key = {servers.SECRET}\n"
     )
-    env = {
-        "AWS_ENDPOINT_URL": rclone.env["AWS_ENDPOINT_URL"],
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
-        "AWS_PROFILE": "mine",
-    }
-    Storage("s3://bucket/profile", env=env, retry=QUICK).put_bytes("k", b"x")
+    url, keys = rclone.env["AWS_ENDPOINT_URL"], {"R2_ACCESS_KEY_ID": servers.KEY}
+    env = keys | {"R2_ENDPOINT_URL": url, "R2_SECRET_ACCESS_KEY": servers.SECRET}
+    if way == "profile":
+        env = {"AWS_ENDPOINT_URL": url, "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials")}
+        env |= {"AWS_PROFILE": "mine"}
+    store = Storage(f"{'r2' if way == 'r2' else 's3'}://bucket/{way}", env=env, retry=QUICK)
+    store.put_bytes("k", b"x")
+    assert store.list() == [("k", 1)]
 
 
 def test_gs_speaks_to_an_xml_endpoint(moto, tmp_path):
