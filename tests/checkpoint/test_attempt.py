@@ -246,23 +246,24 @@ def test_the_second_death_at_one_step_ends_the_run(record, capsys):
     record.take(40, "another launch from the desk").check()
 
 
-def test_deaths_at_other_steps_are_the_machines(record):
-    for step in (41, 43, 41, 42):
-        assert die(record, 40, step) == EXIT_NODE_LOST
-    assert die(record, 40, 42, EXIT_RAY) == EXIT_GAVE_UP, "Ray beside a rank: one host out of memory"
-
-
-def test_deaths_before_the_first_step_count_too(record, capsys):
-    assert die(record, 0, 0) == EXIT_NODE_LOST
-    assert die(record, 0, 0) == EXIT_GAVE_UP
-    assert "it has died twice at its start" in capsys.readouterr().out
-
-
-def test_a_commit_between_two_deaths_at_one_step_is_progress(record):
-    assert die(record, 20, 25) == EXIT_NODE_LOST
-    taken = record.take(20, "launch")  # resumed from 20, commits 24, dies at 25 again
-    assert record.close(taken, EXIT_NODE_LOST, "why", 24, died_at_step=25) == EXIT_NODE_LOST
-    assert die(record, 24, 25) == EXIT_GAVE_UP, "no commit since the death before"
+@pytest.mark.parametrize(
+    "ends",
+    [
+        # (committed at the start and the end, step of the death, exit code) of each; the last gives up
+        [(40, 40, step, EXIT_NODE_LOST) for step in (41, 43, 41, 42)] + [(40, 40, 42, EXIT_RAY)],
+        [(0, 0, 0, EXIT_NODE_LOST)] * 2,
+        [(20, 20, 25, EXIT_NODE_LOST), (20, 24, 25, EXIT_NODE_LOST), (24, 24, 25, EXIT_NODE_LOST)],
+    ],
+    ids=["other steps are the machines'", "before the first step", "a commit between two is progress"],
+)
+def test_deaths_of_processes(record, capsys, ends):
+    codes = []
+    for before, after, step, code in ends:
+        taken = record.take(before, "launch")
+        codes.append(record.close(taken, code, "rank 3: out of memory?", after, died_at_step=step))
+    assert codes == [code for _, _, _, code in ends[:-1]] + [EXIT_GAVE_UP]
+    where = f"at step {ends[-1][2]}" if ends[-1][2] else "at its start"
+    assert f"it has died twice {where}" in capsys.readouterr().out
 
 
 def test_machines_that_are_lost_at_one_step_are_only_counted(record):

@@ -38,17 +38,27 @@ def saved_model(folder):
     return model
 
 
-def checkpointed(model, config, told):
-    """Checkpoints of a run, the one of step 2 with the weights of a model."""
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
+def checkpointed(tensors, config, told, ranks=1):
+    """Checkpoints of a run, the one of step 2 with these weights, cut among so many ranks."""
+    checkpoints, made = again(config, told), writers(config, ranks)
     checkpoints.begin(2, {})
-    shards = {
-        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
-        for name, p in model.named_parameters()
-    }
-    writer.start(2, shards, {})
-    finish(checkpoints, [writer])
+    for writer in made:
+        shards = {}
+        for name, tensor in tensors.items():
+            start, stop = (rank * tensor.numel() // ranks for rank in (writer.rank, writer.rank + 1))
+            piece = tensor.detach().flatten()[start:stop].clone()
+            shards[name] = Shard(tuple(tensor.shape), start, stop, {"master": piece})
+        writer.start(2, shards, {})
+    finish(checkpoints, made)
     return checkpoints
+
+
+def altered(model):
+    """The model's parameters by name, all of them changed."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return dict(model.named_parameters())
 
 
 def test_export_writes_what_from_pretrained_reads(tmp_path, told):
@@ -56,11 +66,7 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
 
     model = saved_model(tmp_path / "base")
     (tmp_path / "base/tokenizer_note.txt").write_text("kept")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    config = configure(tmp_path)
-    checkpoints = checkpointed(model, config, told)
+    checkpoints = checkpointed(altered(model), configure(tmp_path), told)
     out = export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32", file_bytes=20_000)
     assert len(list(out.glob("model-*.safetensors"))) > 1
     assert (out / "tokenizer_note.txt").exists()
@@ -78,10 +84,7 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
 def test_transformers_reads_back_every_family(family_model, family, tmp_path, told):
     """All weights, a tower's too, under the names that `from_pretrained` knows."""
     model = loader(family).from_pretrained(family_model(family))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    found = checkpointed(model, configure(tmp_path), told).find()
+    found = checkpointed(altered(model), configure(tmp_path), told).find()
     out = export_hf(found, tmp_path / "hf", family_model(family), "fp32")
     back, loaded = loader(family).from_pretrained(out, output_loading_info=True)
     assert not any(loaded.values()), loaded
@@ -104,15 +107,7 @@ def test_adapters_of_every_family_are_merged(family_model, family, tmp_path, tol
     with torch.no_grad():
         for factor in factors.values():
             factor.copy_(torch.randn_like(factor))
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
-    shards = {
-        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().flatten().clone()})
-        for name, p in factors.items()
-    }
-    writer.start(2, shards, {})
-    finish(checkpoints, [writer])
-    out = export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32")
+    out = export_hf(checkpointed(factors, config, told).find(), tmp_path / "hf", base, "fp32")
     back, loaded = loader(family).from_pretrained(out, output_loading_info=True)
     assert not any(loaded.values()), loaded
     rest, adapted = lora.adapters(dict(model.named_parameters()), model)
@@ -136,11 +131,8 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     save_file(tensors, base / "model.safetensors")
     config = configure(tmp_path)
     config = replace(config, model=replace(config.model, freeze_vision=True))
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
     name = "model.language_model.layers.0.w"
-    writer.start(2, {name: Shard((2, 2), 0, 4, {"master": torch.arange(4.0)})}, {})
-    finish(checkpoints, [writer])
+    checkpoints = checkpointed({name: torch.arange(4.0).view(2, 2)}, config, told)
     written = load_file(export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32") / "model.safetensors")
     assert torch.equal(written.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
     assert written.keys() == {"visual.patch", "lm_head.weight"}
@@ -165,17 +157,7 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     lora.inject_adapters(model, config.lora, 0)
     factors = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
-    checkpoints, ranks = again(config, told), writers(config, 2)
-    checkpoints.begin(2, {})
-    for rank, writer in enumerate(ranks):
-        pieces = {}
-        for name, value in factors.items():
-            start, stop = rank * value.numel() // 2, (rank + 1) * value.numel() // 2
-            piece = value.flatten()[start:stop].clone()
-            pieces[name] = Shard(tuple(value.shape), start, stop, {"master": piece, "exp_avg": piece})
-        writer.start(2, pieces, {})
-    finish(checkpoints, ranks)
-    found = checkpoints.find()
+    found = checkpointed(factors, config, told, ranks=2).find()
     folder = export_adapter(found, tmp_path / "adapter", config)
     loaded = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(folder)
@@ -214,14 +196,8 @@ def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_writte
     a = torch.randn(3, 32)
     b = torch.randn(32, 3)
     stem = "model.layers.0.self_attn.q_proj"
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
-    pieces = {
-        f"{stem}.lora_{name}.default.weight": Shard(tuple(t.shape), 0, t.numel(), {"master": t.flatten()})
-        for name, t in (("A", a), ("B", b))
-    }
-    writer.start(2, pieces, {})
-    finish(checkpoints, [writer])
+    factors = {f"{stem}.lora_{name}.default.weight": tensor for name, tensor in (("A", a), ("B", b))}
+    checkpoints = checkpointed(factors, config, told)
     weight = load_file(tmp_path / "base/model.safetensors")[f"{stem}.weight"]
     four = {
         kind: (
@@ -262,15 +238,9 @@ print(max(seen) - before)
 def test_export_streams(tmp_path, told):
     """Exports 512 MiB of fp32 masters; what the process allocates stays below 250 MiB (mapped shard pages
     aside)."""
-    shapes = {f"layer.{i}.weight": (8192, 8192) for i in range(2)}
+    shapes = [f"layer.{i}.weight" for i in range(2)]
     config = configure(tmp_path, "checkpoint.remote=")
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
-    value = torch.ones(8192 * 8192)
-    writer.start(
-        2, {name: Shard(shape, 0, value.numel(), {"master": value}) for name, shape in shapes.items()}, {}
-    )
-    finish(checkpoints, [writer])
+    checkpointed(dict.fromkeys(shapes, torch.ones(8192, 8192)), config, told)
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
     source = str(tmp_path / "run/checkpoints/step-00000002")

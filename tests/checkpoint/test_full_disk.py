@@ -157,7 +157,7 @@ def test_while_weights_are_exported(disk, tmp_path, told):
     model = saved_model(tmp_path / "base")
     (tmp_path / "base/notes.txt").write_text("x" * 300_000)
     config = configure(tmp_path)
-    found = checkpointed(model, config, told).find()
+    found = checkpointed(dict(model.named_parameters()), config, told).find()
     export_hf(found, disk / "hf", tmp_path / "base")
     before = {path.name: path.read_bytes() for path in (disk / "hf").iterdir()}
 

@@ -122,35 +122,37 @@ def test_a_listing_that_hides_checkpoints_starts_no_run_anew(store, config, told
     assert holds(again(config, told).find(), 4, 2)
 
 
-@pytest.mark.parametrize("what", [".safetensors", "rank-00001-of-00002.json", "state.json"])
-def test_a_file_that_is_acknowledged_and_lost_holds_up_the_commit(store, config, told, what):
+@pytest.mark.parametrize(
+    ("fault", "what", "told_of"),
+    [
+        ("loses", ".safetensors", "is not whole in the store"),
+        ("loses", "rank-00001-of-00002.json", "is not whole in the store"),
+        ("loses", "state.json", "is not whole in the store"),
+        # as many bytes as were sent: a store that keeps no checksum does not see it
+        ("spoils", ".safetensors", "keeps other bytes of"),
+        ("spoils", "rank-00001-of-00002.json", "keeps other bytes of"),
+        ("spoils", "/manifest.json", "keeps other bytes of"),
+    ],
+)
+def test_a_file_that_is_acknowledged_and_not_kept_holds_up_the_commit(
+    store, config, told, fault, what, told_of
+):
     checkpoints = attempt(config, told)
     ranks = writers(config, 2)
-    save(checkpoints, ranks, 2)
-    store.loses = what
+    if fault == "loses":  # what a rank sends first is read back
+        save(checkpoints, ranks, 2)
+    setattr(store, fault, what)
     save(checkpoints, ranks, 4)
-    assert store.lost and checkpoints.progress.safe == 2
-    assert any("is not whole in the store" in text for text in told)
-    store.loses = ""
-    assert resend(checkpoints, ranks) == 4
-    assert checkpoints.progress.safe == 4
+    assert checkpoints.progress.safe != 4 and any(told_of in text for text in told), told
+    setattr(store, fault, "")
+    if fault == "loses":
+        assert store.lost and resend(checkpoints, ranks) == 4
+    else:
+        save(checkpoints, ranks, 6)
+    newest = checkpoints.progress.safe
+    assert newest == (4 if fault == "loses" else 6)
     fresh(config)
-    assert holds(again(config, told).find(), 4, 2)
-
-
-@pytest.mark.parametrize("what", [".safetensors", "rank-00001-of-00002.json", "/manifest.json"])
-def test_a_file_that_is_kept_with_other_bytes_holds_up_the_commit(store, config, told, what):
-    """As many bytes as were sent: a store that keeps no checksum does not see it."""
-    checkpoints = attempt(config, told)
-    ranks = writers(config, 2)
-    store.spoils = what
-    save(checkpoints, ranks, 2)
-    assert checkpoints.progress.safe != 2 and any("keeps other bytes of" in text for text in told), told
-    store.spoils = ""
-    save(checkpoints, ranks, 4)
-    assert checkpoints.progress.safe == 4
-    fresh(config)
-    assert holds(again(config, told).find(), 4, 2)
+    assert holds(again(config, told).find(), newest, 2)
 
 
 def test_a_manifest_that_is_acknowledged_and_lost_is_no_commit(store, config, told):

@@ -1,39 +1,25 @@
 """A run that workers sample, and the faults that strike it: what dies, when, and how that must show.
 
-    python -m tests.fleet.fault_run [--faults 100] [--seconds 2400] [--steps 800] [--json FILE]
-
 The run with its faults is held against one whose own engines sample and which nothing disturbs, bit for bit.
-The command plays a long one, two steps ahead, over an S3 server on loopback, with faults that are drawn; what
-its processes hold of memory and files, and the bucket of objects, must stay flat.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests import servers
-from tests.fleet.jobs import (
-    FleetJob,
-    WorkerProcess,
-    assert_same_run,
-    other_ranks,
-    without_workers,
-)
-from tests.soak.sampling import Sampler
+from tests.fleet.jobs import FleetJob, WorkerProcess, other_ranks
 from tests.waiting import until
-from trainer.config import RunConfig, override
+from trainer.config import RunConfig
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREEMPTED, RECOVER_EXIT_CODES
@@ -159,16 +145,6 @@ class FaultRun:
         objects = Counter(key.split("/")[1] for key, _ in self.store.list("fleet"))
         self.most_objects |= objects
         return objects
-
-    def processes(self) -> dict[str, list[int]]:
-        """Processes that are ready, by name."""
-        ready = {}
-        for name, worker in list(self.job.workers.items()):
-            if READY in worker.said():
-                ready[name] = [worker.process.pid]
-        if self.job.progress().get("step", 0) >= 1:
-            ready[f"trainer {self.starts}"] = self.job.pids()
-        return ready
 
     def finish(self) -> None:
         """Waits for the end of the run, and of its workers."""
@@ -400,57 +376,3 @@ FAULTS = {
     "objects forged": Fault(in_step(2), forge_objects, check_forged),
     "faults drawn": Fault(in_step(1), draw_faults, check_drawn),
 }
-
-
-def play_long(folder: Path, steps: int, draws: int, seconds: float, seed: int) -> dict[str, Any]:
-    """A run of so many steps with faults that are drawn, and its figures. Raises AssertionError where it is
-    another than the run that nothing disturbs."""
-    from tests.loops.drill import configure
-
-    more = ["logging.keep_rollouts=true", "evaluation.every_steps=8", "evaluation.max_samples=8"]
-    base = override(configure(folder, steps, 1, False, staleness=2), more)
-    calm = without_workers(base, folder / "calm")
-    with servers.rclone(folder / "store") as server, servers.proxy(server.port) as relay:
-        config = replace(base, run=replace(base.run, dir=str(folder / "job/run")))
-        where = folder / "job", "s3://bucket/runs", server, relay
-        run = FaultRun(config, *where, seed, draws, seconds)
-        sampler = Sampler(run.processes, {"run_mib": run.job.run_dir, "store_mib": folder / "store"})
-        sampler.start()
-        begun = time.time()
-        run.play(["faults drawn"])
-        sampler.stop()
-        left = run.count_objects()
-    last = run.trained()[-1]
-    names = ("units", "late", "again", "lost", "doubled", "refused", "forged")
-    counts = {name: last[f"fleet/{name}"] for name in names}
-    codes = Counter(worker.process.returncode for worker in (*run.replaced, *run.job.workers.values()))
-    return {
-        "steps": steps,
-        "staleness": 2,
-        "faults": len(run.drawn),
-        "faults_by_kind": Counter(strike.fault for strike in run.drawn),
-        "seconds": round(time.time() - begun),
-        "starts_of_the_trainer": run.starts,
-        "workers_started": run.names,
-        "workers_ended_by_code": dict(sorted(codes.items())),
-        "equal_to_the_colocated_run": assert_same_run(calm, run.job, but=("mismatch/",)),
-        "objects_at_most": run.most_objects,
-        "objects_at_the_end": left,
-        "counts_of_the_last_attempt": counts,
-        "over_time": sampler.growth(begun, time.time()),
-        "strikes": [asdict(strike) for strike in run.drawn],
-    }
-
-
-if __name__ == "__main__":
-    from tests.loops.drill import show
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=2400.0, help="strike within so long")
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        show(play_long(Path(name), asked.steps, asked.faults, asked.seconds, asked.seed), asked.json)

@@ -4,11 +4,14 @@ for again."""
 from __future__ import annotations
 
 import os
+import resource
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.fleet.jobs import about_run
@@ -17,7 +20,7 @@ from tests.waiting import until
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet import dispatch, head_thread, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
-from trainer.fleet.fleet_records import GivenUnit, RolloutUnit
+from trainer.fleet.fleet_records import GivenUnit, MailedUnit, RolloutUnit
 from trainer.fleet.objects import Objects, about_key, mail_key, samples_key, worker_key
 from trainer.fleet.run_follower import RunFollower, SeenRun
 from trainer.fleet.sample_intake import SentUnit, pack_samples
@@ -25,7 +28,7 @@ from trainer.fleet.worker_heartbeat import WorkerHeartbeat
 from trainer.observe import beacon
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
-from trainer.system.errors import StorageError
+from trainer.system.errors import StorageError, StoreRefused
 
 KEY = b"0123456789abcdef"
 
@@ -53,18 +56,21 @@ class PlayedWorker:
             time.sleep(0.01)
         raise AssertionError(f"{self.name} got no unit")
 
-    def send(self, traces=None, body: bytes | None = None) -> None:
-        """Sends something for the first unit of its mail; `body` unsigned."""
-        seen = self.mail()
-        unit, given = seen.mail[0].unit, seen.mail[0].given
+    def send_mailed(self, seen: SeenRun, mailed: MailedUnit, traces: list, body: bytes | None = None) -> str:
+        """Sends something for a unit of its mail, `body` unsigned; returns where it lies."""
+        given = mailed.given
         key = samples_key(seen.attempt, given.unit, given.turn, self.name)
         if body is None:
-            self.objects.put(
-                key, pack_samples(unit, given.turn, self.name, good() if traces is None else traces)
-            )
+            self.objects.put(key, pack_samples(mailed.unit, given.turn, self.name, traces))
         else:
             self.objects.storage.put_bytes(key, body)
         self.heartbeat.add_sent(seen.attempt, given, 4.0)
+        return key
+
+    def send(self, traces: list | None = None, body: bytes | None = None) -> None:
+        """Sends something for the first unit of its mail."""
+        seen = self.mail()
+        self.send_mailed(seen, seen.mail[0], good() if traces is None else traces, body)
 
 
 class Heads:
@@ -365,3 +371,127 @@ def test_samples_that_were_read_while_others_were_taken_are_late(head):
         one._keep_or_refuse(*read)
     assert (one.counts.late, one.counts.units) == (1, 1)
     assert not one._results.samples, "nobody would ever take it"
+
+
+# --- workers that are broken, odd or slow to come, and a store that refuses ---------------------------------
+
+
+def broken() -> list:
+    """The good unit as a card that computes nothing but NaN sends it."""
+    return [replace(one, logprobs=np.full(len(one.completion), np.nan, np.float32)) for one in good()]
+
+
+def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head):
+    one = head()
+    bad, well = head.worker("bad"), head.worker("well")
+    units = [replace(UNIT, name=f"{number:06d}") for number in range(4)]
+
+    def send_all_until(worker: PlayedWorker, traces: list, over: Callable[[], object]) -> None:
+        sent: set[GivenUnit] = set()
+        while not over():
+            seen = worker.following.look()
+            for mailed in seen.mail if seen else ():
+                if mailed.given not in sent:
+                    sent.add(mailed.given)
+                    worker.send_mailed(seen, mailed, traces)
+            time.sleep(0.01)
+
+    bad.join(one.attempt.name)
+    one.add_units(units)
+    send_all_until(bad, broken(), lambda: "bad" in one._turned_away)
+    assert "not finite" in one._turned_away["bad"]
+    well.join(one.attempt.name)
+    send_all_until(well, good(), lambda: one.has_samples(units))
+    assert one._thread.error is None and one.counts.units == 4
+
+
+def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head):
+    one = head()
+    worker = head.worker("w0")
+    worker.objects.put_record(worker_key("odd"), {"attempt": one.attempt.name, "serial": 1})
+    until(lambda: "odd" in one._turned_away)
+    assert "Object missing required field `worker`: its code is another" in one._turned_away["odd"]
+    worker.join(one.attempt.name)
+    one.add_units([UNIT])
+    worker.send()
+    assert len(one.wait_for(UNIT)) == 4
+
+
+def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    one = head()
+    path = tmp_path / "run/fleet" / worker_key("big")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    until(lambda: one.counts.forged)
+    for number in range(200):
+        (path.parent / f"foreign-{number}.json").write_bytes(os.urandom(64))
+    worker = head.worker("w0")
+    worker.join(one.attempt.name)
+    one.add_units([UNIT])
+    worker.send()
+    assert len(one.wait_for(UNIT)) == 4
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown << 10 < 256 << 20
+
+
+def test_a_worker_that_loads_is_waited_for(head, monkeypatch):
+    monkeypatch.setattr("trainer.fleet.worker_heartbeat.HEARTBEAT_S", 0.1)
+    one = head(wait_s=1.2)
+    worker = head.worker("w0")
+    worker.heartbeat.begin(one.attempt.name, "cpu")
+    one.add_units([UNIT])
+    began = time.monotonic()
+
+    def samples_at_last() -> None:
+        if time.monotonic() - began > 2.5 and worker.heartbeat._newest.state == "loading":
+            worker.join(one.attempt.name)
+            worker.send()
+
+    assert len(one.wait_for(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
+    worker.heartbeat.goodbye("done")
+
+
+def test_a_store_that_refuses_once_it_has_served_is_silence(head, monkeypatch):
+    one, worker = head.joined("w0")
+    until(lambda: "w0" in one.roster.workers)
+    real = one.objects.storage.get_bytes
+    refused: list[str] = []
+
+    def refusing(*arguments, **options):
+        if len(refused) < 3:
+            refused.append("")
+            raise StoreRefused("download of x: the key has no right to do this (403 AccessDenied)")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(one.objects.storage, "get_bytes", refusing)
+    one.add_units([UNIT])
+    until(lambda: len(refused) == 3)
+    worker.send()
+    assert len(one.wait_for(UNIT)) == 4
+    until(lambda: any("store is back" in line for line in one.said))
+    assert any("403" in line for line in one.said)
+
+
+def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, monkeypatch):
+    one, away = head.joined("away")
+    well = head.worker("well")
+    one.add_units([UNIT])
+    seen = away.mail()
+    one.turn_away("away", "its weights are others")
+    read: list[str] = []
+    real = one.objects.get
+
+    def counted(key: str, *limit: int) -> bytes:
+        read.append(key)
+        return real(key, *limit)
+
+    monkeypatch.setattr(one.objects, "get", counted)
+    key = away.send_mailed(seen, seen.mail[0], good())
+    serial = away.heartbeat._newest.serial
+    until(lambda: serial_of(one, "away") == serial)
+    well.join(one.attempt.name)
+    well.send()
+    assert len(one.wait_for(UNIT)) == 4 and key not in read
+    assert one.counts.by_worker == {"well": 4}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,59 +155,3 @@ def test_a_store_that_was_away_makes_nobody_late():
     scheduler.schedule(0.0)
     scheduler.restart_clocks(500.0)
     assert scheduler.schedule(501.0) == {"a": [GivenUnit("u0", 1)]} and scheduler.lost == 0
-
-
-class Machine:
-    """A played worker: its speed, how long it lives, and what it works on."""
-
-    def __init__(self, rng: random.Random, born: float) -> None:
-        self.rate = rng.choice([0.5, 1.0, 2.0, 4.0])
-        self.dies = born + rng.expovariate(1 / 400)
-        self.beats = born
-        self.work: dict[GivenUnit, float] = {}
-        """When each unit of its queue will be sampled."""
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
-    """Ten steps of 200 units; every machine lives for 400 s in the mean, and is replaced after 60."""
-    rng, scheduler = random.Random(seed), Scheduler(lost_s=30.0)
-    machines = {f"m{i}": Machine(rng, 0.0) for i in range(50)}
-    coming: list[float] = []
-    now, results = 0.0, dict[str, int]()
-    made, deaths = 50, 0
-    for step in range(10):
-        units = [f"s{step}.{i:03d}" for i in range(200)]
-        scheduler.add(dict.fromkeys(units, 8.0))
-        while scheduler.unfinished:
-            now += 1.0
-            for name in [name for name, machine in machines.items() if now > machine.dies]:
-                del machines[name]
-                coming.append(now + 60)
-                deaths += 1
-            while coming and coming[0] <= now:
-                coming.pop(0)
-                machines[f"m{made}"] = Machine(rng, now)
-                made += 1
-            for name, machine in machines.items():
-                if now >= machine.beats + 5:
-                    machine.beats = now
-                    scheduler.heartbeat(name, now, machine.rate)
-                for one, ends in list(machine.work.items()):
-                    if now >= ends:
-                        del machine.work[one]
-                        if one.unit in scheduler.unfinished:
-                            results[one.unit] = results.get(one.unit, 0) + 1
-                        scheduler.finish(one.unit)
-            for name, queue in scheduler.schedule(now).items():
-                if name in machines:
-                    machine = machines[name]
-                    at = now
-                    kept = {one: machine.work[one] for one in queue if one in machine.work}
-                    for one in queue:
-                        at = kept.get(one, max(at, now) + 8.0 / machine.rate)
-                        kept[one] = at
-                    machine.work = kept
-            assert now < 20_000
-    assert results == {f"s{step}.{i:03d}": 1 for step in range(10) for i in range(200)}
-    assert deaths > 10 and scheduler.lost > 0

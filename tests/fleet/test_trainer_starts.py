@@ -54,7 +54,7 @@ def test_it_waits_as_long_as_the_launcher_marks_the_attempt_as_alive(launched, t
     assert worker.wait() == 0, worker.said()
     begun = AttemptRecord(Storage(f"{root}/attempts")).read(1)
     (about,) = (tmp_path / "stored" / job.config.run_id / "fleet/about").iterdir()
-    started_s = about.stat().st_mtime - begun["begun_unix_s"]
+    started_s = about.stat().st_mtime - begun.begun_unix_s
     print(f"the trainer started for {started_s:.1f} s, and its worker's patience is 3 s")
     assert started_s > 5
     assert read_history(job.run_dir)[-1]["fleet/units"] > 0

@@ -92,7 +92,6 @@ class Machine:
     """One machine, whatever its address is today."""
 
     name: str
-    """Its host name."""
     marks: tuple[str, ...]
     """An id that no other machine has: the serial numbers of its GPUs, else its name."""
 

@@ -40,11 +40,9 @@ class CheckpointHistory:
     attempt: str = ""
     """Its name; "": none says anything, and every checkpoint counts."""
     counted: frozenset[CheckpointKey] = frozenset()
-    """The checkpoints that counted when it started."""
     goes_on_from: int | None = None
     """The step from which its own checkpoints go on; None before the first."""
     before: int = 0
-    """`checkpoint.before` of that attempt."""
 
     def counts(self, step: int, attempt: str) -> bool:
         if (

@@ -75,7 +75,6 @@ class FileRecord:
     """Whether the file is in the store. False without a store, and where the upload failed until its
     retries were used up."""
     error: str = ""
-    """The error of an upload that failed."""
 
 
 def rank_stem(rank: int, world_size: int) -> str:

@@ -81,7 +81,6 @@ class CheckpointProgress:
     resumed_from: int = 0
     """Step of the checkpoint that the run goes on from; 0: there is none."""
     failures: int = 0
-    """Checkpoints of this process that failed."""
     failures_in_a_row: int = 0
 
     @property

@@ -42,9 +42,7 @@ class Keep:
     """How many checkpoints stay, by what they are."""
 
     last: int
-    """Newest ones."""
     best: int
-    """Best ones by held-out score."""
     good: int = 0
     """Newest ones from before the trouble, while there is any."""
     trouble: int = 0

@@ -68,7 +68,6 @@ class LogCopy:
     """One of the files that hold the log of a step."""
 
     epoch: int
-    """Number of the attempt that sampled it."""
     key: str = ""
     """In the store; empty for the file of the run's folder."""
 
@@ -210,7 +209,6 @@ class RolloutLog:
         self._completions = 0
         """Completions that were read so far, and so not sampled again."""
         self._step = 0
-        """The step that the run goes on from."""
         self._needed: Sequence[int] = ()
         self._copies: dict[int, list[LogCopy]] = {}
         """Where the log of each step that can be replayed lies."""

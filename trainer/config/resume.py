@@ -3,7 +3,7 @@
 A checkpoint outlives the code. It records the options that it was trained with; later versions know more of
 them, or other ones. The tables below say what such a record means today. Where things lie is never compared:
 the same data may be in another clone's folder, so data and model are compared by what they hold
-(trainer/checkpoint/find.py).
+(trainer/checkpoint/course.py).
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ class UnitResults:
     def __init__(self) -> None:
         self.units: dict[str, RolloutUnit] = {}
         self.samples: dict[str, list[Trace]] = {}
-        """What was sampled of the units that are finished."""
         self.refusals: dict[str, list[str]] = {}
         """Workers whose samples of a unit were refused, one for each time."""
 

@@ -42,7 +42,6 @@ class RolloutUnit:
     """Tells it from every other unit of the attempt."""
     step: Count
     version: Count
-    """Version of the weights that sample it."""
     lineage: Lineage
     split: Literal["train", "evaluation"]
     """Where the prompts' rows stand."""
@@ -62,7 +61,6 @@ class GivenUnit(Struct, frozen=True, array_like=True):
 
     unit: Name
     turn: Count
-    """How often the unit had been assigned by then."""
 
 
 class AboutRun(Struct, frozen=True, kw_only=True):
@@ -72,11 +70,9 @@ class AboutRun(Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """The run's configuration, which `from_dict` checks."""
     code: str
-    """Fingerprint of the trainer's code."""
     packages: dict[str, str]
     """Versions of the packages that decide a sample's bits."""
     data: str
-    """Fingerprint of the training split."""
     layout: Layout
 
 
@@ -125,10 +121,8 @@ class HeadRecord(Struct, frozen=True, kw_only=True):
 
     attempt: AttemptName
     serial: Count = 0
-    """Rises with every writing."""
     state: Literal["running", "away", "over"] = "running"
     why: str = ""
-    """Why this head is silent from now on."""
     version: Count = 0
     lineage: Lineage = ""
     anchors: tuple[Anchor, ...] = ()
@@ -148,11 +142,9 @@ class HeartbeatRecord(Struct, frozen=True, kw_only=True):
     """Why it has ended; empty while it lives."""
     process: Count
     serial: Count
-    """Rises with every writing."""
     pieces: Count
     """Pieces of work that its engine has done."""
     rate: Annotated[float, Meta(ge=0)]
-    """Completions per second."""
     sent: tuple[GivenUnit, ...]
     """The newest units whose samples are in the bucket."""
 
@@ -165,7 +157,6 @@ class HeartbeatRecord(Struct, frozen=True, kw_only=True):
 class MailedUnit(Struct, frozen=True):
     unit: RolloutUnit
     turn: Count
-    """How often the unit had been assigned by then."""
 
     @property
     def given(self) -> GivenUnit:
@@ -190,7 +181,6 @@ class RankPatch(Struct, frozen=True):
     """What a rank's shard changed by, from one version to the next."""
 
     key: str
-    """Where the patch lies."""
     bytes: Count
     sha256: str
 

@@ -37,7 +37,6 @@ class HeadThread:
         self._poll_s, self._wait_s = poll_s, wait_s
         self._say = say
         self.error: Exception | None = None
-        """What ended the thread."""
         self.stopping = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
@@ -136,7 +135,6 @@ class HeadAnnouncement:
 ARRIVES_S = 0.2
 """Seconds between two looks for objects that are awaited."""
 PARALLEL = 32
-"""Requests that are made at a time."""
 DELETING = 4
 """Objects that are deleted at a time, beside all else."""
 

@@ -14,24 +14,34 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
+from msgspec import Struct, msgpack
 from torch import Tensor
 
-SPARSE_MAGIC, DENSE_MAGIC = b"SPD2", b"SPX1"
+from trainer.system.records import Count
+
 DENSE_SHARE = 0.15
 LARGEST_GAP = 2**32 - 1
 CHUNK_ELEMENTS = 1 << 24
 """Elements per pass, which bounds the scratch memory of both sides."""
-HEADER = struct.Struct("<4sBQQ")
-"""Magic, bytes per element, elements, and the number of changes (sparse) or of parts (dense)."""
-COLUMN = struct.Struct("<QQ")
-"""Numbers of a column, and its packed bytes."""
 CHECKSUM = struct.Struct("<I")
 NUMBER = np.dtype("<u4")
 """What the gaps and the changes of a sparse patch are, its two columns."""
+
+
+class PatchRecord(Struct, frozen=True, array_like=True):
+    """What a patch holds, before its checksum."""
+
+    kind: Literal["sparse", "dense"]
+    width: int
+    """Bytes of an element."""
+    elements: Count
+    columns: list[tuple[Count, bytes]]
+    """How many numbers each has, and these, packed: gaps and changes (sparse), or parts of all elements."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ def _pack(numbers: np.ndarray, width: int) -> bytes:
     return pa.Codec("zstd", compression_level=1).compress(np.ascontiguousarray(planes).data, asbytes=True)
 
 
-def _unpack(data: memoryview, count: int, width: int) -> np.ndarray:
+def _unpack(data: bytes, count: int, width: int) -> np.ndarray:
     if not count:
         return np.zeros(0, "u1")
     raw = pa.Codec("zstd").decompress(data, count * width, asbytes=True)
@@ -90,9 +100,8 @@ def _unpack(data: memoryview, count: int, width: int) -> np.ndarray:
 def encode_patch(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes:
     """The patch from `old` to `new`: pieces of equal lengths and types. Old ones may be on another device."""
     width = new[0].element_size() if new else 2
-    patch = _encode_sparse(old, new) if width == 2 else None
-    if patch is None:
-        patch = _encode_dense(old, new, width)
+    record = _encode_sparse(old, new) if width == 2 else None
+    patch = msgpack.encode(record or _encode_dense(old, new, width))
     return patch + CHECKSUM.pack(zlib.crc32(patch))
 
 
@@ -104,7 +113,7 @@ def _chunks(old: Sequence[Tensor], new: Sequence[Tensor]) -> Iterator[tuple[Tens
             yield before[start : start + CHUNK_ELEMENTS].to(part.device), part
 
 
-def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes | None:
+def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> PatchRecord | None:
     """None where dense is smaller."""
     elements = sum(len(piece) for piece in new)
     gap_parts: list[Tensor] = []
@@ -129,24 +138,15 @@ def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes | None
     for parts in (gap_parts, step_parts):
         numbers = torch.cat(parts).numpy() if parts else np.zeros(0)
         columns.append((count, _pack(numbers.astype(NUMBER), NUMBER.itemsize)))
-    return _assembled(SPARSE_MAGIC, 2, elements, count, columns)
+    return PatchRecord("sparse", 2, elements, columns)
 
 
-def _encode_dense(old: Sequence[Tensor], new: Sequence[Tensor], width: int) -> bytes:
+def _encode_dense(old: Sequence[Tensor], new: Sequence[Tensor], width: int) -> PatchRecord:
     columns = []
     for before, after in _chunks(old, new):
         xor = (before.view(torch.uint8) ^ after.view(torch.uint8)).cpu().numpy()
         columns.append((len(xor) // width, _pack(xor, width)))
-    return _assembled(DENSE_MAGIC, width, sum(len(piece) for piece in new), len(columns), columns)
-
-
-def _assembled(
-    magic: bytes, width: int, elements: int, count: int, columns: Sequence[tuple[int, bytes]]
-) -> bytes:
-    """A patch without its checksum. columns: each with how many numbers it has."""
-    lengths = [COLUMN.pack(numbers, len(packed)) for numbers, packed in columns]
-    packed_columns = [packed for _, packed in columns]
-    return b"".join([HEADER.pack(magic, width, elements, count), *lengths, *packed_columns])
+    return PatchRecord("dense", width, sum(len(piece) for piece in new), columns)
 
 
 # --- decoding -----------------------------------------------------------------------------------------------
@@ -155,67 +155,44 @@ def _assembled(
 def decode_patch(patch: bytes, elements: int, width: int) -> SparseChange | DenseChange:
     """What a patch changes in weights of `elements` elements of `width` bytes. Raises ValueError for bytes
     that are no such patch; it never takes more memory than those weights do."""
-    try:
-        return _decode(memoryview(patch), elements, width)
-    except (struct.error, pa.ArrowException, OSError, OverflowError) as error:
-        raise ValueError(f"the patch is damaged: {error}") from error
-
-
-def _decode(view: memoryview, elements: int, width: int) -> SparseChange | DenseChange:
+    view = memoryview(patch)
     body, checksum = view[: -CHECKSUM.size], view[-CHECKSUM.size :]
-    if zlib.crc32(body) != CHECKSUM.unpack(checksum)[0]:
+    if len(checksum) < CHECKSUM.size or zlib.crc32(body) != CHECKSUM.unpack(checksum)[0]:
         raise ValueError("the patch is damaged: its checksum is another")
-    magic, of_width, of_elements, count = HEADER.unpack_from(body)
-    if (of_elements, of_width) != (elements, width):
-        raise ValueError(
-            f"a patch of {of_elements} elements of {of_width} bytes, for weights of {elements} of {width}"
-        )
-    if count > elements:
-        raise ValueError("the patch has more parts than elements")
-    if magic == SPARSE_MAGIC:
-        return _decode_sparse(body, elements, count)
-    if magic == DENSE_MAGIC:
-        return _decode_dense(body, elements, width, count)
-    raise ValueError("no patch: it begins with other bytes")
+    try:
+        record = msgpack.decode(body, type=PatchRecord)
+        if (record.elements, record.width) != (elements, width):
+            raise ValueError(
+                f"a patch of {record.elements} elements of {record.width} bytes, for weights of {elements} of"
+                f" {width}"
+            )
+        sizes = [size for size, _ in record.columns]
+        if record.kind == "sparse" and len(sizes) == 2 and sizes[0] == sizes[1] <= elements:
+            return _decode_sparse(record)
+        if record.kind == "dense" and sum(sizes) == elements:
+            return _decode_dense(record)
+    except (pa.ArrowException, OSError, OverflowError) as error:
+        raise ValueError(f"the patch is damaged: {error}") from error
+    raise ValueError("the patch is damaged: it has other columns")
 
 
-def _columns(body: memoryview, count: int, limit: int) -> Iterator[tuple[int, memoryview]]:
-    """(numbers, packed bytes) of `count` columns of at most `limit` numbers each. Raises ValueError."""
-    at = HEADER.size + count * COLUMN.size
-    for number in range(count):
-        size, packed = COLUMN.unpack_from(body, HEADER.size + number * COLUMN.size)
-        if size > limit or at + packed > len(body):
-            raise ValueError("the patch is damaged: a column is longer than it can be")
-        yield size, body[at : at + packed]
-        at += packed
-    if at != len(body):
-        raise ValueError("the patch is damaged: it has bytes behind its end")
-
-
-def _decode_sparse(body: memoryview, elements: int, count: int) -> SparseChange:
-    read = []
-    for size, data in _columns(body, 2, count):
-        if size != count:
-            raise ValueError("the patch is damaged: it lacks some of its changes")
-        read.append(_unpack(data, size, NUMBER.itemsize).view(NUMBER).astype(np.int64))
-    gaps, folded = read
+def _decode_sparse(record: PatchRecord) -> SparseChange:
+    gaps, folded = (
+        _unpack(data, size, NUMBER.itemsize).view(NUMBER).astype(np.int64) for size, data in record.columns
+    )
     steps = np.where(folded & 1, -(folded + 1) // 2, folded // 2 + 1).astype(np.int32)
     positions = np.cumsum(gaps + 1) - 1
-    if count and positions[-1] >= elements:
+    if len(positions) and positions[-1] >= record.elements:
         raise ValueError("the patch is damaged: it changes elements behind the end")
     return SparseChange(torch.from_numpy(positions), torch.from_numpy(steps))
 
 
-def _decode_dense(body: memoryview, elements: int, width: int, count: int) -> DenseChange:
-    xor = np.empty(elements * width, np.uint8)
+def _decode_dense(record: PatchRecord) -> DenseChange:
+    xor = np.empty(record.elements * record.width, np.uint8)
     at = 0
-    for size, data in _columns(body, count, elements):
-        if at + size * width > len(xor):
-            raise ValueError("the patch is damaged: it changes elements behind the end")
-        xor[at : at + size * width] = _unpack(data, size, width)
-        at += size * width
-    if at != len(xor):
-        raise ValueError("the patch is damaged: it ends early")
+    for size, data in record.columns:
+        xor[at : at + size * record.width] = _unpack(data, size, record.width)
+        at += size * record.width
     return DenseChange(torch.from_numpy(xor))
 
 

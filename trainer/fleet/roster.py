@@ -66,7 +66,6 @@ class FleetCounts:
 @dataclass
 class KnownWorker:
     heartbeat: HeartbeatRecord
-    """The newest heartbeat."""
     loading_since: float | None = None
     """When the head saw it first build its engine; None once it has one."""
     refused_in_a_row: int = 0
@@ -97,11 +96,9 @@ class Roster:
         self.alive_at = time.monotonic()
         """When a worker was last seen that samples, or may soon."""
         self._serials: dict[str, int] = {}
-        """The serial of each worker's newest heartbeat, whatever attempt that follows."""
         self._seen_at: dict[str, float] = {}
         """When each worker's newest heartbeat was read first."""
         self._listed: set[str] = set()
-        """Workers with a heartbeat in the bucket."""
         self._listed_at = -LIST_S
 
     def list_due(self, now: float) -> bool:

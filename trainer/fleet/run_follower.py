@@ -39,10 +39,8 @@ speaks: a large model takes long to fetch and to load."""
 class SeenRun:
     attempt: str
     version: int
-    """The newest version of the weights."""
     lineage: str
     mail: tuple[MailedUnit, ...]
-    """The units that this worker is to sample, in order."""
     anchors: tuple[Anchor, ...]
 
 
@@ -54,7 +52,6 @@ class StartingAttempt:
     since: float
     """When this worker saw it first."""
     mark: BeatRecord | None = None
-    """The newest mark of its launcher."""
 
 
 class RunFollower:

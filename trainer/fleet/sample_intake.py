@@ -103,7 +103,6 @@ class AskedUnit:
     ends: Collection[int]
     """Token ids at which the engine stops."""
     banned: Collection[int]
-    """Token ids that are never sampled."""
     row: Callable[[str, int], tuple[Sequence[int], int]]
     """(split, row) -> token ids of the row's prompt, and how many images it has."""
 

@@ -13,7 +13,6 @@ from trainer.algorithm.traces import Trace
 from trainer.fleet.fleet_records import GivenUnit, RolloutUnit
 
 MOST_QUEUED = 2
-"""Units in a worker's queue."""
 MOST_COPIES = 2
 """Workers that may sample one unit at a time."""
 
@@ -21,7 +20,6 @@ MOST_COPIES = 2
 @dataclass
 class WorkerQueue:
     heartbeat_at: float
-    """When the head saw its newest heartbeat, by the head's clock."""
     rate: float = 0.0
     """Completions per second; 0 while that is unknown."""
     admitted: bool = True
@@ -41,7 +39,6 @@ class Scheduler:
         """Completions of each unit without a result, in the order in which units are assigned."""
         self._turns: dict[str, int] = {}
         self._refused: dict[str, set[str]] = {}
-        """Workers whose samples of a unit were refused."""
         self.lost = self.duplicated = self.reassigned = 0
         """Workers lost; units assigned to a second worker while a first one has them; units that had to be
         assigned anew."""

@@ -31,7 +31,6 @@ from trainer.storage.storage import Storage
 from trainer.system.errors import ObjectTooLarge
 
 FETCHED_AT_ONCE = 16
-"""Ranks whose patches of a version are fetched at a time."""
 
 
 class HostModel:

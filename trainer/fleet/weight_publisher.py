@@ -37,7 +37,6 @@ class OpenedShard:
     layout: list[tuple[str, int, int]]
     """(name, start, stop) of its pieces, in the order of its patches."""
     digest: str
-    """sha256 of their content."""
     nbytes: int
 
 
@@ -62,7 +61,6 @@ class PublisherPart:
         """The shard as workers have it, on the host, once the newest patch is sent."""
         self._sending: threading.Thread | None = None
         self._error: Exception | None = None
-        """Why the newest patch was not sent."""
 
     def open(self) -> OpenedShard:
         """Takes the weights as they stand for published: workers find them whole elsewhere."""
@@ -147,7 +145,6 @@ class VersionPublisher:
         self.version: int | None = None
         """The newest version; None before the first."""
         self.lineages: dict[int, str] = {}
-        """What every version of this attempt is, by content."""
         self.patch_bytes = 0
         """Bytes of the newest version's patches, of all ranks together."""
         self._shard_bytes = 0

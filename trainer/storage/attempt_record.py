@@ -45,7 +45,6 @@ ALIVE_S = 4 * BEAT_S
 
 AttemptName = Annotated[str, Meta(pattern=r"^[0-9]{1,8}-[0-9a-z]{1,32}\Z")]
 Reason = Annotated[str, Meta(max_length=1 << 16)]
-"""Why something ended, in any number of lines."""
 ExitCode = Annotated[int, Meta(ge=-255, le=255)]
 CountedKey = tuple[Count, Annotated[str, Meta(pattern=r"^([0-9]{1,8}-[0-9a-z]{1,32})?\Z")]]
 """(step, attempt) of a checkpoint; the attempt is "" in the oldest layout."""
@@ -68,7 +67,6 @@ class StartRecord(Struct, frozen=True):
     counted: list[CountedKey] | None = None
     """The checkpoints that count; None in a record of an earlier version."""
     before: Count = 0
-    """`checkpoint.before` of the attempt."""
 
 
 class OriginRecord(Struct, frozen=True):

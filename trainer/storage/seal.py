@@ -25,7 +25,6 @@ from trainer.config import ConfigError, RunConfig
 KEY_VARIABLE = "SPOTRL_FLEET_KEY"
 """Names the environment variable with the run's secret, which trainer and workers share."""
 LEAST_KEY = 16
-"""Characters of the shortest secret."""
 FIELD = "signature"
 COMMENT = b"spotrl-hmac-sha256:"
 COMMENT_BYTES = len(COMMENT) + 64
@@ -54,7 +53,6 @@ class Seal:
         self.run_id = run_id
         self._key = key
         self.refused: set[str] = set()
-        """Places of the objects that were refused."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Seal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,10 +25,6 @@ class WeightSource(Protocol):
         """
 
 
-Described = list[tuple[str, tuple[int, ...], torch.dtype]]
-"""Name, shape and type of each tensor of a group."""
-
-
 class Broadcast:
     """A `WeightSource` whose groups come from rank 0's. Collective: all ranks go through them together.
 
@@ -42,29 +38,19 @@ class Broadcast:
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """`WeightSource.groups`."""
-        return self._sent(self._source) if self._source else self._received()
-
-    def _sent(self, source: WeightSource) -> Iterator[list[tuple[str, Tensor]]]:
-        for group in source.groups():
-            described = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in group]
-            dist.broadcast_object_list([described], src=0)
-            yield [(name, self._passed_on(tensor.to(self._device))) for name, tensor in group]
-        dist.broadcast_object_list([None], src=0)
-
-    def _received(self) -> Iterator[list[tuple[str, Tensor]]]:
-        while (described := self._next_group()) is not None:
-            group = []
-            for name, shape, dtype in described:
-                group.append((name, self._passed_on(torch.empty(shape, dtype=dtype, device=self._device))))
-            yield group
-
-    def _next_group(self) -> Described | None:
-        told: list[Described | None] = [None]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]
-
-    def _passed_on(self, tensor: Tensor) -> Tensor:
-        """The tensor, which has rank 0's content afterwards."""
-        whole = tensor.contiguous()
-        dist.broadcast(whole, src=0)
-        return whole
+        sent = self._source.groups() if self._source else iter(())
+        while True:
+            group = next(sent, None)
+            described: list[Any] = [group and [(name, one.shape, one.dtype) for name, one in group]]
+            dist.broadcast_object_list(described, src=0)
+            if described[0] is None:
+                return
+            whole = []
+            for number, (name, shape, dtype) in enumerate(described[0]):
+                if group:
+                    tensor = group[number][1].to(self._device).contiguous()
+                else:
+                    tensor = torch.empty(shape, dtype=dtype, device=self._device)
+                dist.broadcast(tensor, src=0)
+                whole.append((name, tensor))
+            yield whole
