@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import time
@@ -14,6 +15,7 @@ import torch
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.format import Shard
 from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.rollout_archive import graded_of
 from trainer.checkpoint.shard_reader import ShardReader
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import RunConfig, override
@@ -204,3 +206,11 @@ def spoil_archive(path, damage: str, name: str) -> None:
 def steps_in(folder) -> list[int]:
     """Steps that are committed in a folder."""
     return sorted({int(p.relative_to(folder).parts[0][5:]) for p in folder.glob("step-*/**/manifest.json")})
+
+
+def logged_steps(folder):
+    """(step, what was sampled and graded) of every rollout log on a disk."""
+    for path in sorted(folder.glob("step-*.npz")):
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        yield int(path.stem[5:]), graded_of(json.loads(arrays["about"].tobytes()), arrays)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, spoil_archive
+from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, logged_steps, spoil_archive
 from tests.learning.one_rank import same
 from trainer.algorithm.traces import ImageRef, Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.rollout_archive import GradedStep, trace_columns, traces_of
-from trainer.checkpoint.rollout_log import RolloutLog, logged_steps
+from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import override
 from trainer.storage.storage import Storage
 
@@ -107,7 +107,7 @@ def test_a_log_of_the_second_format_is_read_for_a_checkpoint_and_by_a_desk_and_n
     assert log.open(2, needed=[3]) == [3]
     found = log.read(3)
     assert found is not None and equal(found, graded(3)) and found.waiting == ()
-    ((step, read),) = logged_steps(log.place.folder, None)
+    ((step, read),) = logged_steps(log.place.folder)
     assert step == 3 and equal(read, found)
     assert log.open(2) == []
     log.close()

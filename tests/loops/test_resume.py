@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from tests import servers
-from tests.checkpoint.synthetic import spoil
+from tests.checkpoint.synthetic import logged_steps, spoil
 from tests.families import dtype
 from tests.learning.one_rank import same
 from tests.loops.fault_run import FaultRun, Kill, in_phase, in_save, placed, weights_of
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.checkpoint import rollout_log
 from trainer.checkpoint.shard_reader import ShardReader
 from trainer.system.exit_codes import EXIT_PREEMPTED
 
@@ -406,7 +405,7 @@ def test_one_rank_carries_over_what_two_do(base, tmp_path):
         config = c.override(base, [*KINDS["carried"], *options])
         job = Job(placed(config, tmp_path / str(ranks)), tmp_path / str(ranks)).start()
         assert job.wait(900) == 0, job.tail()
-        logs.append(dict(rollout_log.logged_steps(job.run_dir / "rollouts", None)))
+        logs.append(dict(logged_steps(job.run_dir / "rollouts")))
     one, two = logs
     assert list(one) == list(two) == [1, 2, 3, 4]
     for step in one:

@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from trainer.checkpoint.rollout_archive import (
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.storage.attempt_record import attempt_number
-from trainer.storage.seal import OPEN, ForgedObject, Seal
+from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
@@ -121,7 +120,7 @@ class LogPlace:
             about = self.header(archive, step, needed)
             return about, graded_of(about, dict(archive))
 
-    def copies(self, after: int = 0, needed: Collection[int] = ()) -> Iterator[tuple[int, LogCopy]]:
+    def copies(self, after: int, needed: Collection[int]) -> Iterator[tuple[int, LogCopy]]:
         """(step, copy) of the logs of the steps after `after`: this disk's first. Raises StorageError,
         ConfigError."""
         for path in self.folder.glob("step-*.npz"):
@@ -386,28 +385,3 @@ class RolloutLog:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def logged_steps(
-    folder: Path, storage: Storage | None, seal: Seal = OPEN
-) -> Iterator[tuple[int, GradedStep]]:
-    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has
-    replaced. seal: of the run, whose key a desk may have.
-
-    What cannot be read is left out, with a line that says so.
-    """
-    place = LogPlace(folder, storage, seal, None, {}, _say)
-    by_step: dict[int, list[LogCopy]] = {}
-    for step, copy in place.copies():
-        by_step.setdefault(step, []).append(copy)
-    newest = 0
-    for step, copies in sorted(by_step.items()):
-        # The first copy of the newest attempt: this disk's comes before the store's.
-        copy = max(copies, key=attrgetter("epoch"))
-        if copy.epoch < newest:
-            continue  # sampled by an attempt beside the one that had replaced it, or before it went back
-        newest = copy.epoch
-        try:
-            yield step, place.load(copy, step, ())[1]
-        except DAMAGED as error:
-            _say(f"step {step} is left out: {error}")
