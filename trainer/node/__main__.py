@@ -62,25 +62,20 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code = launcher.run()
     except LaunchEnded as end:
-        code = end.code
-        launcher.why = str(end)
+        code, launcher.why = end.code, str(end)
         launcher.died = end.died
-    except ConfigError as error:
-        code = EXIT_CONFIG
-        launcher.why = str(error)
     except RunIsFinal as final:
-        code = final.code
-        launcher.why = str(final)
+        code, launcher.why = final.code, str(final)
+    except ConfigError as error:
+        code, launcher.why = EXIT_CONFIG, str(error)
     except StorageError as error:
-        code = EXIT_STORAGE
-        launcher.why = str(error)
+        code, launcher.why = EXIT_STORAGE, str(error)
     except OSError as error:
         code, launcher.why = explain(error, launcher)
         launcher.died = code == EXIT_NODE_LOST
     except RayEnded as error:
         why = str(error).rstrip(".")
-        code = EXIT_RAY
-        launcher.why = f"{why}: the machine is too busy, or Ray is broken on it"
+        code, launcher.why = EXIT_RAY, f"{why}: the machine is too busy, or Ray is broken on it"
     finally:
         code = launcher.settle(code)
         launcher.finish(code)

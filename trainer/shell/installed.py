@@ -20,53 +20,22 @@ import traceback
 import warnings
 from pathlib import Path
 
-MODULES = (
-    "torch",
-    "torchvision",
-    "triton",
-    "transformers",
-    "accelerate",
-    "peft",
-    "bitsandbytes",
-    "deepspeed",
-    "ray",
-    "fla.ops.gated_delta_rule",
-    # vLLM takes these if they can be imported, and guards that by ImportError alone.
-    "cuda.bindings.runtime",
-    "flashinfer",
-    "cutlass",
-    "vllm",
-    "vllm.compilation.passes.pass_manager",
-    "vllm.distributed.device_communicators.cuda_communicator",
-    "vllm.v1.worker.gpu.model_runner",
-    "vllm.v1.worker.gpu.sample.sampler",
-    "vllm.v1.worker.gpu_worker",
-    "PIL",
-    "huggingface_hub",
-    "isal.igzip_threaded",
-    "mpmath",
-    "msgspec",
-    "numpy",
-    "obstore",
-    "psutil",
-    "pyarrow.parquet",
-    "pynvml",
-    "rich",
-    "safetensors",
-    "tensorboard",
-    "wandb",
-    "yaml",
-)
-"""What the processes of a run on GPUs import; tests/test_installed.py holds it against the trainer's code."""
-
-NEEDS_DRIVER = (
-    "vllm._C_stable_libtorch",
-    "vllm._moe_C_stable_libtorch",
-    "vllm.cumem_allocator",
-    "vllm.vllm_flash_attn._vllm_fa2_C",
-    "vllm.vllm_flash_attn._vllm_fa3_C",
-    "vllm.platforms.cuda",
-)
+NAMES = """
+torch torchvision triton transformers accelerate peft bitsandbytes deepspeed ray fla.ops.gated_delta_rule
+cuda.bindings.runtime flashinfer cutlass
+vllm vllm.compilation.passes.pass_manager vllm.distributed.device_communicators.cuda_communicator
+vllm.v1.worker.gpu.model_runner vllm.v1.worker.gpu.sample.sampler vllm.v1.worker.gpu_worker
+PIL huggingface_hub isal.igzip_threaded mpmath msgspec numpy obstore psutil pyarrow.parquet pynvml rich
+safetensors tensorboard wandb yaml
+"""
+MODULES = tuple(NAMES.split())
+"""What the processes of a run on GPUs import; tests/test_installed.py holds it against the trainer's code.
+vLLM takes those of the second line if they can be imported, and guards that by ImportError alone."""
+DRIVERS = """
+vllm._C_stable_libtorch vllm._moe_C_stable_libtorch vllm.cumem_allocator vllm.platforms.cuda
+vllm.vllm_flash_attn._vllm_fa2_C vllm.vllm_flash_attn._vllm_fa3_C
+"""
+NEEDS_DRIVER = tuple(DRIVERS.split())
 """Libraries of vLLM that link to the driver's: none of them can be loaded without one."""
 
 

@@ -22,8 +22,7 @@ class Backoff:
     """Wait after the first failure; it doubles with each."""
     max_wait_s: float = 60.0
     patience_s: float = 0.0
-    """Time for which the call is made again however often it failed, so that a server may be away for that
-    long."""
+    """Time for which the call is made again however often it failed: a server may be away."""
 
     def wait_s(self, failures: int) -> float:
         """Seconds after so many failures, with jitter so that ranks do not return together."""
@@ -64,8 +63,7 @@ class Backoff:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """The seconds after which a server that is busy (429, 503) wants to be asked again; None: it says
-    nothing."""
+    """The seconds after which a busy server (429, 503) wants to be asked again; None: it says nothing."""
     if not isinstance(error, urllib.error.HTTPError) or error.code not in (429, 503):
         return None
     value = error.headers.get("Retry-After", "").strip()

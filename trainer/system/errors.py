@@ -26,8 +26,7 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAME
 
 
 class ConfigError(ValueError):
-    """A configuration, data set or machine that cannot run. The message is one line and says what to
-    change."""
+    """A configuration, data set or machine that cannot run. The message says what to change."""
 
 
 class StoreRefused(ConfigError):

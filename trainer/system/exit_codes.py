@@ -52,8 +52,7 @@ MEANINGS = {
 RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT, EXIT_RAY)
 """Codes after which the platform should start the job again (SkyPilot's `recover_on_exit_codes`)."""
 FINAL_EXIT_CODES = (EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP)
-"""Codes after which no start of the same job can help: a platform that restarts after every non-zero code is
-given 0."""
+"""No start of the same job can help: a platform that restarts after every other code is given 0."""
 
 
 def describe_code(code: int) -> str:

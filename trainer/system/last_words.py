@@ -1,5 +1,4 @@
-"""What a process that died has left behind: signal and stacks in its log, or a count in its machine's
-kernel."""
+"""What a process that died left: signal and stacks in its log, or a count in its kernel."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def cause_in_log(log: str) -> str:
 
 
 def memory_kills() -> int | None:
-    """Processes that this machine's kernel has killed because memory was short, since it started; None where
-    it does not tell."""
+    """Processes that the kernel has killed for memory since it started; None where it does not tell."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -55,8 +53,7 @@ def memory_kills() -> int | None:
 
 
 def cause_outside_log(before: int | None) -> str:
-    """Why a process of this machine may have died whose log has no cause. before: `memory_kills` when it
-    started."""
+    """Why a process may have died whose log has no cause. before: `memory_kills` at its start."""
     now = memory_kills()
     if before is None or now is None:
         return f"killed from outside, perhaps out of memory, which its kernel does not tell. {SEE}"
@@ -66,8 +63,7 @@ def cause_outside_log(before: int | None) -> str:
 
 
 def describe_death(log: str, before: int | None) -> tuple[str, str]:
-    """The cause of a death in one line, and the end of the process's log. log: path on this machine. before:
-    as in `cause_outside_log`."""
+    """The cause of a death in one line, and the log's end. before: as in `cause_outside_log`."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, Path(log).stat().st_size - TAIL_BYTES))

@@ -90,8 +90,7 @@ def network_variables(
 
 
 def interface_problem(variable: str, given: str, names: Iterable[str]) -> str:
-    """Why the value of a variable names no interface of `names` as its library reads it; "" if it does, or is
-    not set."""
+    """Why a variable's value names no interface of `names` as its library reads it; "" if it does."""
     if not given or chosen_interfaces(variable, given, names):
         return ""
     have = ", ".join(sorted(names))
@@ -101,8 +100,7 @@ def interface_problem(variable: str, given: str, names: Iterable[str]) -> str:
 
 
 def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[str]:
-    """Interfaces of `names` that a library takes by its variable, in the order of its list; none where it is
-    not set."""
+    """Interfaces of `names` that a library takes by its variable, in its list's order."""
     if not given:
         return []
     if variable != "NCCL_SOCKET_IFNAME":

@@ -1,5 +1,4 @@
-"""What a user wrote in a file, `path/to/file.py:name`: loading it, calling it, and saying its faults in a
-line."""
+"""What a user wrote in a file, `path/to/file.py:name`: loading it, calling it, naming its faults."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class OwnFileError(ConfigError):
 
 
 def looked_in(path: str) -> str:
-    """Where a path that names nothing was looked for, for a message: in the folder in which the command was
-    given, and in the repository."""
+    """Where a path that names nothing was looked for: where the command was given, and the repository."""
     if path.startswith(("/", "~")):
         return ""
     here = os.getcwd()
@@ -41,8 +39,7 @@ def looked_in(path: str) -> str:
 
 
 def own_path(spec: str) -> Path:
-    """The file of `path/to/file.py:name`: below the current folder, or below the repository, where ranks on
-    other machines find it."""
+    """The file of `path/to/file.py:name`, below the current folder or the repository."""
     path = Path(spec.rpartition(":")[0]).expanduser()
     if not path.is_file() and (ROOT / path).is_file():
         path = ROOT / path
@@ -77,8 +74,7 @@ def load_named(key: str, spec: str) -> Callable[..., Any]:
 
 
 def _make_importable(folder: Path) -> None:
-    """Lets modules of a folder be imported, before installed packages and behind Python's own, whose names
-    they would take."""
+    """Lets a folder's modules be imported, before installed packages and behind Python's own."""
     if str(folder) in sys.path:
         return
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -110,8 +106,7 @@ def fault_of(key: str, spec: str, error: BaseException) -> str:
 
 
 def _at_line(error: BaseException, path: Path) -> str:
-    """The last line of a file, or of one beside it, that an exception passed, as " (file.py:3)"; empty where
-    it passed none."""
+    """The last line of a file, or one beside it, that an exception passed: " (file.py:3)", or ""."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).parent == path.parent:
         return f" ({Path(error.filename).name}:{error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -26,8 +26,7 @@ START_ATTEMPTS = 3
 LONGEST_REPLY = 256 << 20
 """Bytes of a reply, images included."""
 OUTPUT_BYTES = 64 << 10
-"""What one process may print; the rest is dropped, else a function that prints fills the run's log and
-disk."""
+"""What one process may print; the rest is dropped, else it could fill the run's log and disk."""
 MAX_STRETCH = 4.0
 """Number of deadlines that a message may take at most, however busy the node is."""
 END_S = 5.0
@@ -280,8 +279,7 @@ class ProcessSet:
 
 
 def _started_by(root: int) -> list[int]:
-    """Processes that a process started, and those that they started, as the kernel lists children; none where
-    it does not."""
+    """All that descends from a process as the kernel lists children; none where it does not."""
     found: list[int] = []
     queue = [root]
     while queue:

@@ -1,5 +1,4 @@
-"""Whether a process of this machine is still there (an id alone may be another process by now), and a child
-that ends with its parent."""
+"""Whether a process is still there (an id may be reused), and a child that ends with its parent."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ Kind = Literal["grading", "storing"]
 """What the server does for the run: grades, or keeps its files."""
 
 FOLDER_VARIABLE = "SPOTRL_BEACONS"
-"""Names the node-local folder in which the run's processes report to their launcher; without it nothing is
-recorded."""
+"""The folder in which a node's processes report to their launcher; without it nothing is recorded."""
 TELL_S = 20.0
 """A wait in which nothing has failed is named to a person after this time."""
 AGAIN_S = 300.0

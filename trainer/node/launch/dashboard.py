@@ -16,8 +16,7 @@ FOLDER = ".cache/spotrl"
 
 
 def publish(run_id: str, url: str, token_path: str) -> str:
-    """Writes address and token of a run's dashboard, where the home can be written; returns the line to
-    show."""
+    """Writes address and token of a run's dashboard, if the home can be written; returns the line to show."""
     with contextlib.suppress(OSError):
         path = _path(run_id)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""The head's launcher: waits for the other nodes, runs Ray's head and the job, and sends every node the exit
-code."""
+"""The head's launcher: runs Ray's head and the job, and sends every node the exit code."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class HeadLauncher(JoiningHead):
     # --- before the job ---------------------------------------------------------------------------------
 
     def check_nodes(self) -> None:
-        """Checks this machine, and with others all of them and their network. Raises LaunchEnded if one
-        fails."""
+        """Checks this machine, with others all and their network. Raises LaunchEnded if one fails."""
         own = self.look_at_host()
         self.found = [findings.finding_from_message(finding) for finding in own["findings"]]
         self.machines = {0: machine_identity.machine_from_message(own["machine"])}

@@ -1,5 +1,4 @@
-"""The job's log as it grows: copied to standard output where there is no live display, and kept with the
-run."""
+"""The job's log as it grows: kept with the run, and copied to standard output without live display."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ OUTCOMES = ("resumed from step ", "warning: ", "guards: ", "weights: ", "report:
 
 
 class JobLog:
-    """Copies new lines of the job's log to `launch.log` in the run's directory, and to standard output with
-    `show`."""
+    """Copies new lines of the job's log to the run's `launch.log`, and with `show` to standard output."""
 
     def __init__(self, source: Path, run_dir: Path, show: bool):
         run_dir.mkdir(parents=True, exist_ok=True)

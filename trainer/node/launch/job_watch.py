@@ -235,8 +235,7 @@ class JobWatch:
         self.head.say(f"warning: {text}")
 
     def _exit_code(self, end: JobEnd) -> int:
-        """The exit code of the run from how its job ended. Raises LaunchEnded where the job could not say
-        why."""
+        """The run's exit code from how its job ended. Raises LaunchEnded where the job could not say why."""
         if end.status == "SUCCEEDED":
             return EXIT_OK
         if end.status == "STOPPED":

@@ -1,5 +1,4 @@
-"""The first part of the head's launch on several nodes: everyone connects, and all are measured and compared
-before anything heavy starts."""
+"""The head of several nodes until all have connected and have been measured and compared."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class JoiningHead(Launcher):
         """Speed of this node's InfiniBand or RoCE; 0 without any."""
 
     def check_others(self) -> list[tuple[int, rendezvous.Message]]:
-        """Messages of the other nodes. Raises LaunchEnded if one is lost or has failed, or Ray has died
-        here."""
+        """The other nodes' messages. Raises LaunchEnded if one is lost or failed, or Ray has died here."""
         messages = self.others.messages()
         self.check_own_workers()
         if self.ray is not None and not self.ray.alive():
@@ -61,8 +59,7 @@ class JoiningHead(Launcher):
         return messages
 
     def wait_for_all(self) -> None:
-        """Waits until all nodes have connected. Raises LaunchEnded naming the missing ones, and what is known
-        of them."""
+        """Waits for all nodes. Raises LaunchEnded naming the missing ones and what is known of them."""
         self.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.platform}) on port {self.port}")
         deadline = time.monotonic() + self.wait_s
         diagnosed = time.monotonic()
@@ -166,8 +163,7 @@ class JoiningHead(Launcher):
         self.measured = {"pairs": pairs, "nodes": networks, "addresses": addresses}
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
-        """Sends each node one order (this node's runs in a thread) and returns the replies. Raises
-        LaunchEnded."""
+        """Sends each node one order, this one's in a thread; returns the replies. Raises LaunchEnded."""
         began = time.time()
         answers: dict[int, rendezvous.Message] = {}
         for rank in orders.keys() - {0}:

@@ -1,5 +1,4 @@
-"""What the launchers of the head and of the node workers share: signals, waits with a deadline, Ray, cleaning
-up."""
+"""What the launchers of head and node workers share: signals, waits with a deadline, Ray."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class Launcher(ABC):
     def until(
         self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0
     ) -> Iterator[None]:
-        """Yields while waiting. Raises LaunchEnded on a signal, and after the deadline with `what()`: what is
-        missing."""
+        """Yields while waiting. Raises LaunchEnded on a signal, and at the deadline with `what()`."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
@@ -190,16 +188,16 @@ class Launcher(ABC):
         """
         assert self.ray is not None
         env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
-        config = self.config
-        arguments = self.arguments
-        if config.evaluation.pass_rate_samples:
-            loop = "trainer.loops.pass_rate"
-        elif config.method == "sft":
-            loop = "trainer.loops.sft"
-        else:
-            loop = "trainer.loops.grpo"
+        config, arguments = self.config, self.arguments
+        loop = "pass_rate" if config.evaluation.pass_rate_samples else config.method
         job_id = re.sub(r"[^\w-]", "-", config.run_id, flags=re.ASCII) + f"-{int(time.time())}"
-        command = arguments.command or [sys.executable, "-m", loop, "--config", arguments.config]
+        command = arguments.command or [
+            sys.executable,
+            "-m",
+            f"trainer.loops.{loop}",
+            "--config",
+            arguments.config,
+        ]
         try:
             return self.ray.submit(job_id, command, env, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
@@ -209,15 +207,13 @@ class Launcher(ABC):
 
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""
-        alone = self.arguments.preflight
-        config = self.config
-        found = host.check_host(config, self.node, alone=alone) + service_tokens.check_service_tokens(
-            config, self.node.rank
-        )
+        config, rank = self.config, self.node.rank
+        found = host.check_host(config, self.node, alone=self.arguments.preflight)
+        found += service_tokens.check_service_tokens(config, rank)
         facts = same_setup.node_facts(config)
-        found += same_setup.check_facts(facts, self.node.rank)
+        found += same_setup.check_facts(facts, rank)
         if config.placement.device == "cuda":
-            mine = self.node.rank, config.processes_per_node
+            mine = rank, config.processes_per_node
             found += gpus.check_gpus(*mine) or amd.check_amd_gpus(*mine)
         ports = infiniband.infiniband_ports()
         variables, reason = infiniband.nccl_variables(ports, os.environ)
@@ -326,19 +322,10 @@ def end_descendants_of(process: subprocess.Popen[str]) -> None:
 
 
 def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Puts caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) unless they are
-    set."""
+    """Puts caches on the large volume (SPOTRL_CACHE, else the scripts' WORK) unless they are set."""
     root = env.get("SPOTRL_CACHE") or env.get("WORK")
     if not root:
         return {}
-    places = {
-        "HF_HOME": "huggingface",
-        "VLLM_CACHE_ROOT": "vllm",
-        "TRITON_CACHE_DIR": "triton",
-        "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    }
-    found: dict[str, str] = {}
-    for name, place in places.items():
-        if name not in env:
-            found[name] = str(Path(root) / "cache" / place)
-    return found
+    places = {"HF_HOME": "huggingface", "VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton"}
+    places["TORCHINDUCTOR_CACHE_DIR"] = "inductor"
+    return {name: str(Path(root) / "cache" / place) for name, place in places.items() if name not in env}

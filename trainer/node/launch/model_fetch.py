@@ -34,8 +34,7 @@ def needs_base_weights(config: RunConfig) -> bool:
 def fetch_weights(
     config: RunConfig, node: int = 0, nodes: int = 1, cache_dir: str | Path | None = None
 ) -> list[Path]:
-    """Downloads what this node reads of the weights, into the hub's cache; nothing where there are fewer
-    files."""
+    """Downloads what this node reads of the weights, into the hub's cache."""
     names = hub.weight_files(config, cache_dir)
     return hub.fetch_files(config, names[node::nodes] if nodes_share_weights(config) else names, cache_dir)
 

@@ -23,8 +23,7 @@ PROGRAM = "trainer.fleet.machine"
 FILE = "own-workers-{rank}.yaml"
 """Their configuration, in the run's folder."""
 UNTIL_THE_LAUNCH_ENDS_S = 365 * 86_400
-"""Their `fleet.idle_s`: the launch ends them, and no other machine takes their place where a trainer takes
-long to start."""
+"""Their `fleet.idle_s`: the launch ends them, and no other machine takes their place."""
 
 
 def own_worker_config(config: RunConfig) -> RunConfig:
@@ -41,8 +40,7 @@ def own_worker_config(config: RunConfig) -> RunConfig:
 
 
 def worker_variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that show the workers the GPUs behind those of the ranks, and how many processes share the
-    node's cores; none on CPU."""
+    """Variables that give the workers the GPUs behind those of the ranks; none on CPU."""
     if config.placement.device == "cpu":
         return {}
     names = gpu_names(env)

@@ -32,8 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def connect_to_ray(**options: Any) -> None:
-    """`ray.init(**options)`. A Ray that this starts ends with this process, however that ends. Raises
-    RayError."""
+    """`ray.init(**options)`; a Ray that this starts ends with this process. Raises RayError."""
     import ray
 
     def start() -> None:

@@ -58,16 +58,14 @@ RAY = (
     "import sys; sys.modules.update({'ray.serve.scripts': None, 'ray.util.state.state_cli': None}); "
     "from ray.scripts.scripts import main; main()"
 )
-"""Ray's command line without two groups of commands that take it 2 s of CPU to import and that `start` never
-uses."""
+"""Ray's command line without two groups of commands that take it 2 s of CPU to import."""
 
 
 UNBLOCK = (
     "import os, signal, sys; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""Ray blocks SIGINT in its processes, and what they start inherits it: without this, Ctrl-C never reaches the
-job."""
+"""Ray blocks SIGINT in what it starts: without this, Ctrl-C never reaches the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +125,7 @@ def _free_port() -> int:
 
 
 def session_of_its_own(parent: int) -> None:
-    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we, its
-    parent, are killed."""
+    """Lets no signal of our terminal reach a new child, which the kernel ends if we are killed."""
     os.setsid()
     end_with_parent(parent, signal.SIGTERM)
 
@@ -186,17 +183,9 @@ class RayNode:
     """Ray's processes on this node."""
 
     def __init__(
-        self,
-        *,
-        address: str,
-        ports: Ports,
-        cpus: int,
-        gpus: int | None,
-        env: Mapping[str, str],
-        token: str = "",
+        self, *, address: str, ports: Ports, cpus: int, gpus: int, env: Mapping[str, str], token: str = ""
     ):
-        """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the
-        head's."""
+        """address: this node's on the job's network. token: the head's."""
         self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=ray_temporary_folder(env)))
         self.ray_folder = self.temp / "r"
         """Ray's own, which it opens to every user; ours around it stays closed."""
@@ -233,22 +222,21 @@ class RayNode:
     def _start(self, *role: str) -> None:
         p = self.ports
         command = [sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats", *role]
+        command += [f"--node-ip-address={self.address}", f"--temp-dir={self.ray_folder}"]
         command += [
-            f"--node-ip-address={self.address}",
-            f"--temp-dir={self.ray_folder}",
             f"--num-cpus={self.cpus}",
+            f"--num-gpus={self.gpus}",
+            f"--metrics-export-port={p.metrics}",
         ]
         command += [f"--node-manager-port={p.node_manager}", f"--object-manager-port={p.object_manager}"]
+        command += [f"--dashboard-agent-listen-port={p.agent_http}"]
         command += [
-            f"--dashboard-agent-listen-port={p.agent_http}",
             f"--dashboard-agent-grpc-port={p.agent_grpc}",
+            f"--runtime-env-agent-port={p.runtime_env}",
         ]
-        command += [f"--runtime-env-agent-port={p.runtime_env}", f"--metrics-export-port={p.metrics}"]
         command += [f"--min-worker-port={p.first_worker}", f"--max-worker-port={p.last_worker}"]
         if not self.env.get("SPOTRL_WORKER_LOGS"):
             command.append("--include-log-monitor=false")
-        if self.gpus is not None:
-            command.append(f"--num-gpus={self.gpus}")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -270,11 +258,9 @@ class RayNode:
         # Ray itself would run without its dashboard.
         if b"already occupied" in said or b"Failed to find a valid port" in later:
             raise RayEnded(f"port {self.ports.dashboard} was taken before Ray's dashboard listened")
-        return b"Ray runtime started" in said and (not self.dashboard_host or self._takes_jobs())
-
-    def _takes_jobs(self) -> bool:
-        """Whether the head's dashboard answers."""
-        try:
+        if b"Ray runtime started" not in said or not self.dashboard_host:
+            return b"Ray runtime started" in said
+        try:  # the head's dashboard takes jobs
             return bool(self.request("GET", "/api/version"))
         except OSError:
             return False
@@ -284,8 +270,7 @@ class RayNode:
         return self.process is not None and self.process.poll() is None
 
     def stopped(self) -> str:
-        """Ray's own processes here that are stopped, as by a debugger or a control group's freezer; "":
-        none."""
+        """Ray's own processes here that are stopped, by a debugger or a control group's freezer."""
         found = []
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children() if self.process else ():
@@ -295,12 +280,8 @@ class RayNode:
 
     def complaint(self) -> str:
         """The last line of Ray's own log that is not empty."""
-        lines = []
-        for line in self.log.read_text(errors="replace").splitlines():
-            if line.strip():
-                lines.append(line.strip())
-
-        return lines[-1][-300:] if lines else "it wrote nothing"
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip()[-300:] if lines else "it wrote nothing"
 
     def close(self, keep_logs: bool) -> None:
         """Ends Ray and its descendants. Keeps its logs only after a failure."""
@@ -337,17 +318,10 @@ class RayNode:
         deadline_s: float,
         stop: Callable[[], bool],
     ) -> Job:
-        """Submits `command` with further variables. Raises TimeoutError with Ray's last reply,
-        InterruptedError."""
+        """Submits `command`. Raises TimeoutError with Ray's last reply, InterruptedError."""
         pid_file = self.temp / f"{job_id}.pid"
-        words = [
-            "env",
-            *(f"{name}={value}" for name, value in env.items()),
-            sys.executable,
-            "-c",
-            UNBLOCK,
-            *command,
-        ]
+        variables = [f"{name}={value}" for name, value in env.items()]
+        words = ["env", *variables, sys.executable, "-c", UNBLOCK, *command]
         entrypoint = f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join(words)}'
         deadline = time.monotonic() + deadline_s
         last = ""
@@ -403,8 +377,5 @@ class Job:
         if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return None
         message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
-        return JobEnd(
-            info["status"],
-            0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"),
-            message[:300],
-        )
+        code = 0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code")
+        return JobEnd(info["status"], code, message[:300])

@@ -297,8 +297,7 @@ class RendezvousHead:
         return {rank: why for rank, link in self.links.items() if (why := link.lost())}
 
     def messages(self) -> list[tuple[int, Message]]:
-        """What the other nodes have said since the last call, by rank. Raises LaunchEnded if one has failed
-        or is lost."""
+        """What the other nodes have said, by rank. Raises LaunchEnded if one has failed or is lost."""
         received = self.receive()
         for rank, message in received:
             if message["kind"] == "failed":
@@ -366,8 +365,7 @@ def join_head(
     silence_s: float = SILENCE_S,
     stop: Callable[[], bool] = lambda: False,
 ) -> Link:
-    """Connects to the head and sends the hello message. Raises LaunchEnded at the deadline or at
-    `stop()`."""
+    """Connects to the head and says hello. Raises LaunchEnded at the deadline or at `stop()`."""
     deadline = time.monotonic() + deadline_s
     why = "not tried"
     while time.monotonic() < deadline and not stop():

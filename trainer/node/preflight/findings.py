@@ -38,8 +38,7 @@ ANOTHER_MACHINE_HELPS = {
     "transfer through Ray": "some pairs of nodes exchange data, its own do not",
     "clock": "a host sets the clock of its containers",
 }
-"""Why another machine helps, by check. Of any other check (image, set-up, limits, options, data) the next
-machine shares the cause."""
+"""Why another machine helps, by check. The cause of any other check the next machine shares."""
 ANOTHER = "take another machine"
 DISKS = "run.dir, HF_HOME or SPOTRL_TMP"
 PORTS = "open all TCP between the nodes (security group, firewall)"
@@ -112,8 +111,7 @@ class Finding:
     check: str
     """The check's name, such as `disk` or `bandwidth`."""
     nodes: tuple[int, ...] = ()
-    """Ranks of the nodes: none for the whole job, one for a node, two for a pair (from the first to the
-    second)."""
+    """Ranks: none for the whole job, one for a node, two for a pair (from the first to the second)."""
     level: Level = "pass"
     figure: str
     """What was measured; for a failure, a sentence that states the problem."""
@@ -130,8 +128,7 @@ class Finding:
             object.__setattr__(self, "machine", False)
 
     def line(self, name_of: Callable[[int], str]) -> str:
-        """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node
-        only."""
+        """The finding in one line; `name_of` gives "" where there is one node only."""
         where = " -> ".join(filter(None, map(name_of, self.nodes)))
         return f"{where + ': ' if where else ''}{self.figure}" + (f": {self.remedy}" if self.remedy else "")
 
@@ -173,8 +170,7 @@ def finding_lines(findings: Iterable[Finding], name_of: Callable[[int], str]) ->
 
 
 def failed_machines(findings: Iterable[Finding]) -> list[int]:
-    """Ranks of the nodes whose own machine failed a check. A failed pair does not say which of the two it
-    is."""
+    """Ranks of the nodes whose own machine failed a check. A failed pair does not say which it is."""
     ranks = set()
     for finding in findings:
         if finding.level == "fail" and finding.machine and len(finding.nodes) == 1:

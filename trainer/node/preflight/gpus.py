@@ -172,8 +172,7 @@ def cuda_of_torch() -> int:
 
 
 def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
-    """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the
-    kernel's."""
+    """All findings on a node's GPUs. cuda: major version of the installed torch. log: the kernel's."""
     here = (rank,)
     used = reading.gpus[:wanted]
     found = []

@@ -1,5 +1,4 @@
-"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then checks by pure
-functions."""
+"""The host itself: memory, shared memory, limits, disks and paths; measured, then checked."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def missing_compiler_parts(env: Mapping[str, str] = os.environ, include: str = "
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
-    """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed and none is
-    named."""
+    """GPUs that a process here sees; None without nvidia-smi, rocm-smi and a variable that names some."""
     names = gpu_names(env)
     if shutil.which("nvidia-smi"):
         ids: list[list[str]] = []
@@ -170,8 +168,7 @@ def _printed_lines(command: list[str]) -> list[str]:
 
 
 def parameters_of(config: RunConfig) -> tuple[int, int]:
-    """Parameters of a known hub model or of a local folder with a config.json, and how many are trained; 0:
-    unknown."""
+    """Parameters of a hub model or a local folder, and how many are trained; 0: unknown."""
     try:
         shape = shape_of(config.model.path)
     except (ConfigError, KeyError, ValueError):
@@ -180,8 +177,7 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
 
 
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
-    """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
-    free."""
+    """(purpose, folder, bytes) that the run will write. What earlier attempts wrote counts as free."""
     learning = 0 if alone else parameters_of(config)[1]
     held = held_bytes(local_dir(config))
     checkpoints = checkpoints_bytes(config, learning, held) - held
@@ -199,8 +195,7 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
 
 
 def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
-    """Space and speed of the file systems that hold the folders, which need not exist yet; of each the speed
-    once."""
+    """Space of the folders' file systems, which need not exist yet, and once the speed of each."""
     speeds: dict[int, float] = {}
     for purpose, path, need_bytes in needs:
         existing = path

@@ -57,8 +57,7 @@ def used_gbit_per_s(env: Mapping[str, str]) -> float:
 
 
 def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set
-    already."""
+    """Variables for NCCL, and why; none where it would choose the same, or the variable is set."""
     used = fastest_ports(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""

@@ -15,8 +15,7 @@ from trainer.checkpoint.attempt import Machine
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """This machine: its host name, and its GPUs' own numbers; without GPUs that can be read, the name
-    alone."""
+    """This machine: its host name and its GPUs' own numbers; without GPUs the name alone."""
     found = []
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         if match := re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", _text(path)):

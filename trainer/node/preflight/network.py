@@ -1,5 +1,4 @@
-"""The network between the nodes: every port and every pair is measured, in rounds. What it means:
-network_checks.py."""
+"""The network between the nodes, measured in rounds. What it means: network_checks.py."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from trainer.node.preflight.probe import pair_rounds
 
 Orders = Mapping[int, dict[str, Any]]
 Ask = Callable[[Orders], dict[int, dict[str, Any]]]
-"""Sends every named node its order and returns the replies by rank; `offset_s` is added to those about the
-clock."""
+"""Sends nodes their orders and returns the replies by rank; a clock's has `offset_s`."""
 
 PAIR_SECONDS = 16.0
 """Seconds of streaming, shared between all rounds: 1 s a direction for 4 nodes, less for many."""
@@ -201,7 +199,6 @@ def _doubtful(pairs: list[Pair]) -> list[Pair]:
 
 
 def usual_speed(pairs: list[Pair]) -> float:
-    """Bandwidth that the faster pairs reach: a quarter of the way down, so that one slow node does not move
-    it."""
+    """Bandwidth of the faster pairs: a quarter of the way down, so that one slow node does not move it."""
     speeds = sorted((min(p.bytes_per_s) for p in pairs), reverse=True)
     return speeds[len(speeds) // 4] if speeds else 0.0

@@ -1,5 +1,4 @@
-"""What a survey of the network means: pure functions from what was measured to findings that name a node or a
-pair."""
+"""What a survey of the network means: pure functions to findings that name a node or a pair."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def _host_names(found: Survey, rank: int) -> list[Finding]:
 def duplicate_addresses(
     hellos: Mapping[int, Mapping[str, Any]], addresses: Mapping[int, str]
 ) -> list[Finding]:
-    """Addresses by which one node is reached and that another node has as well: what is sent there arrives at
-    either."""
+    """Addresses of one node that another has as well: what is sent there arrives at either."""
     out = []
     for rank, address in addresses.items():
         for other, hello in hellos.items():
@@ -160,8 +158,7 @@ def _ports(found: Survey) -> list[Finding]:
 
 
 def _free_ports(found: Survey, cut: set[tuple[int, int]]) -> list[Finding]:
-    """Nodes whose ports of the system's own range are not reached: Gloo, NCCL and Ray's workers take theirs
-    from there."""
+    """Nodes whose ports of the system's own range, where Gloo, NCCL and Ray listen, are not reached."""
     lost: dict[tuple[int, int], tuple[str, str, list[str]]] = {}
     for source, wrong in found.reached.items():
         for to, address, port, reason in wrong:

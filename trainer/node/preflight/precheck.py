@@ -17,8 +17,7 @@ from trainer.node.preflight import host
 from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
-"""Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
-copy."""
+"""CPU bytes in fp32: weights, master, moments, gradient, reference, engine, gathered copy."""
 ENGINE_BYTES = 4
 """The engine's part of them. Where rollout workers sample, the trainer has none."""
 WORKER_BYTES = 8

@@ -32,13 +32,11 @@ DATAGRAMS = 3000
 WINDOW = 32
 """Datagrams under way: too few to fill a socket's buffer, so that none is lost but by the network."""
 LATE_S = 1.0
-"""A datagram is called lost after this long, and back if it still comes: busy machines are late, not
-lossy."""
+"""A datagram is lost after this long, unless it still comes: busy machines are late, not lossy."""
 VOLLEY_S = 10.0
 """Longest that the datagrams of one pair are sent: on a link that loses half, fewer tell enough."""
 BUFFER_BYTES = 4 << 20
-"""Size of the sockets' buffers, as far as the system grants it: it holds some windows of an echo that gets no
-processor."""
+"""Size of the sockets' buffers: some windows of an echo that gets no processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8
 FREE_PORTS = 6
@@ -136,8 +134,7 @@ class Prober:
             return False
 
     def who(self, address: str, port: int) -> tuple[int, str]:
-        """(rank of the node that answers at an address, where it looks for the head). Raises OSError,
-        ValueError."""
+        """(rank of the node at an address, where it looks for the head). Raises OSError, ValueError."""
         with self._connect(address, port, "who") as (_, reply):
             return int(reply["rank"]), str(reply.get("head", ""))
 
@@ -217,8 +214,7 @@ class Prober:
         raise ValueError(order["stage"])
 
     def _reach(self, peers: list[tuple[int, str, list[int]]]) -> list[tuple[int, str, int, str]]:
-        """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer; all at
-        once."""
+        """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer."""
         wrong: list[tuple[int, str, int, str]] = []
         threads = []
         for rank, address, ports in peers:

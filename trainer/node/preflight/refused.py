@@ -21,8 +21,7 @@ from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
 def count_start(losses: int, restarts: int, code: int, why: str, machines: list[Machine]) -> int:
-    """Records an attempt that ended with `code`, lost to these machines; returns that, or the final code when
-    the budget is used up."""
+    """Records an attempt lost with `code`; returns that, or the final code when the budget is used up."""
     run_id = os.environ["RUN_ID"]
     store = RunStore.in_bucket(os.environ["BUCKET"], run_id)
     record = Attempts(Storage(store.attempts), restarts, losses, seal=Seal.of_environment(run_id))

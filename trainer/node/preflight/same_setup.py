@@ -1,5 +1,4 @@
-"""What must be the same on all nodes: code, packages, configuration and data. Each node says what it has, and
-the head compares."""
+"""What must be the same on all nodes: code, packages, configuration and data. The head compares."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ def code_fingerprint(root: Path) -> str:
 
 
 def config_fingerprints(config: Any, section: str = "") -> dict[str, str]:
-    """A hash of each option, since some hold tokens. Of a path of this disk the last part counts: each node
-    may have its own home."""
+    """A hash of each option, since some hold tokens. Of a path the last part counts: homes differ."""
     found: dict[str, str] = {}
     for field in fields(config):
         value = getattr(config, field.name)

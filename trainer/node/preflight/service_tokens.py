@@ -19,8 +19,7 @@ TIMEOUT_S = 10.0
 
 
 def check_service_tokens(config: RunConfig, rank: int, env: Mapping[str, str] = os.environ) -> list[Finding]:
-    """One finding for each token that is set and will be used; a service that does not answer is a
-    warning."""
+    """One finding for each token that will be used; a service that does not answer is a warning."""
     refusals: dict[str, str | None] = {}
     if (token := env.get("HF_TOKEN")) and env.get("HF_HUB_OFFLINE") != "1" and _from_hub(config):
         url = env.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/") + "/api/whoami-v2"

@@ -25,8 +25,7 @@ from trainer.node.preflight.findings import Finding, judged
 DEADLINE_S = 60.0
 """Longest wait for the other ranks, and for any one all-reduce."""
 WARM_S = 0.5
-"""An idle GPU takes some tenths of a second to its full clocks; without that good ones would differ by
-10%."""
+"""An idle GPU takes some tenths of a second to its full clocks, else good ones would differ by 10%."""
 SHORT_ROUNDS = 4
 """All-reduces of a start, of which the first sets the connections up."""
 BETWEEN = "all-reduce between nodes"
@@ -178,8 +177,7 @@ def _memory_gb_per_s(device: Any) -> float:
 
 
 def judge_speed(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
-    """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for
-    none."""
+    """Findings on what the ranks measured. fabric_gbit_per_s: of a node's InfiniBand or RoCE; 0: none."""
     out = []
     rates = (("matrix product", "tflops", "TFLOP/s"), ("GPU memory", "memory_gb_per_s", "GB/s"))
     for check, key, unit in rates:

@@ -18,11 +18,9 @@ count them. NCCL's bus bandwidth counts one direction: it is held against half o
 FABRIC_SHARE = 0.8
 """All-reduce between nodes: share of the InfiniBand or RoCE rate of the node (Together AI)."""
 ETHERNET_GBIT_PER_S = 10.0
-"""Rate of the link between any two nodes that train on GPUs over TCP (Qwen's multi-node fine-tuning
-guide)."""
+"""Rate of the link between any two nodes that train on GPUs over TCP (Qwen's multi-node guide)."""
 ETHERNET_SHARE = 0.85
-"""Share of that rate that must be measured: 94% is the most that TCP over a 1,500-byte MTU leaves of a
-link."""
+"""Share of that rate that must be measured: TCP over a 1,500-byte MTU leaves 94% of a link."""
 
 SLOW_PAIR_FAIL = 1 / 3
 """A pair's bandwidth as a share of what the faster pairs of the same job reach."""

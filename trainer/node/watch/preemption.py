@@ -38,8 +38,7 @@ NOTICE_S: dict[Provider, float] = {
     "slurm": 30.0,
     "none": 10.0,
 }
-"""Seconds between the notice and the kill. Kubernetes and Slurm: the defaults; state your own in
-SPOTRL_NOTICE_S."""
+"""Seconds from notice to kill. Kubernetes and Slurm: the defaults; state your own in SPOTRL_NOTICE_S."""
 
 FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
 """Names the node-local file through which the node's first process passes a notice to its ranks."""
@@ -50,8 +49,7 @@ OUT_OF_HOURS = "budget.max_hours is over, seconds to save:"
 
 
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
-    """Where this process runs, without a packet on the network: from the environment and the machine's DMI
-    strings."""
+    """Where this process runs, from the environment and the machine's DMI strings: no packet is sent."""
     if "RUNPOD_POD_ID" in env:
         return "runpod"
     if env.get("GCE_METADATA_HOST"):
@@ -93,8 +91,7 @@ class MetadataServer:
     timeout_s: float = 2.0
 
     def ask(self) -> str | None:
-        """The reason if this machine is about to be preempted, else None. Raises OSError if it is
-        unreachable."""
+        """Why this machine is about to be preempted, else None. Raises OSError if it is unreachable."""
         match self.kind:
             case "gcp":
                 value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -122,8 +119,7 @@ class MetadataServer:
 
 
 def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | None:
-    """The metadata server to poll, or None. SPOTRL_METADATA=off stops it; the clouds' own variables move
-    it."""
+    """The metadata server to poll. SPOTRL_METADATA=off stops it; the clouds' own variables move it."""
     if env.get("SPOTRL_METADATA") == "off":
         return None
     match provider(env):
@@ -156,8 +152,7 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def announce_notice(reason: str, path: Path | None = None) -> None:
-    """Writes the notice for every process of this job on this node; called by the node's first process on
-    SIGTERM."""
+    """Writes the notice for every process of this job on this node; the first one does so on SIGTERM."""
     write_whole(path or flag_file(), reason.encode())
 
 

@@ -24,8 +24,7 @@ ENDING_S = 60.0
 
 
 class RunLock:
-    """A lock on a run's folder, held until this process ends however it ends. role: "launcher" or
-    "driver"."""
+    """A lock on a run's folder, held until this process ends. role: "launcher" or "driver"."""
 
     def __init__(self, run_dir: str | Path, role: str):
         self.path = Path(run_dir) / f".{role}.lock"
@@ -90,8 +89,7 @@ class RunLock:
 
 
 def die_with_launcher(env: Mapping[str, str] = os.environ) -> None:
-    """For the driver: ends this process at once when the launcher is gone. Ray, its parent, would keep it
-    alive."""
+    """Ends this driver at once when the launcher is gone. Ray, its parent, would keep it alive."""
     if pid := env.get(LAUNCHER_VARIABLE):
         threading.Thread(target=_watch, args=(int(pid),), name="launcher", daemon=True).start()
 

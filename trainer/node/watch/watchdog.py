@@ -45,8 +45,7 @@ DUMPED_S = 2 * (STACKS_S + TRACE_S)
 TRACE_BYTES = 4 << 20
 """Largest trace, compressed, that a node sends to the head; 2,000 entries are well under it."""
 MOVING = ("start", "resume", "checkpoint", "export")
-"""Phases that mostly read and write files: while they do, they make progress, however long a large model
-takes."""
+"""Phases that mostly read and write files: that is progress, however long a large model takes."""
 ASKS_ENGINES = ("rollout", "wait", "sync", "eval")
 """Phases in which completions are waited for."""
 SAMPLES = ("rollout", "wait", "eval")
@@ -102,8 +101,7 @@ class Watchdog:
         """When a person was last told of a node's wait for a server; 0: not yet."""
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
-        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle, GPUs that are
-        slowed down or gone."""
+        """Takes in a node's sample; returns lines: ranks that straggle, GPUs that are slowed down or gone."""
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
@@ -176,8 +174,7 @@ class Watchdog:
         self._worked = time.time()
 
     def _overdue(self, lane: LaneProgress, sampled_unix_s: float) -> str:
-        """What is to be said of a lane's phase, once; else "". sampled_unix_s: when rollout workers made
-        progress."""
+        """The line about a lane's phase, once. sampled_unix_s: when rollout workers made progress."""
         now = time.time()
         sampled = sampled_unix_s if lane.phase in SAMPLES and sampled_unix_s < now + CLOCK_SET_S else 0.0
         moved = self._moved if lane.phase in MOVING else 0.0
@@ -198,8 +195,7 @@ class Watchdog:
         return f"no progress in {where} for {since:.0f} s (limit {limit:.0f})"
 
     def limit_s(self, phase: str) -> float:
-        """Seconds that a phase may take: a multiple of its median, or the limit of a phase that never ended
-        before."""
+        """Seconds that a phase may take: a multiple of its median, or a fixed limit."""
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
@@ -208,11 +204,7 @@ class Watchdog:
         if self.config.fleet.workers != "off" and phase in ASKS_ENGINES:
             fleet_s = self.config.fleet.wait_s + watch.floor_s
         metric = f"time/{phase}_s"
-        times = []
-        for record in read_history(self.config.run.dir):
-            if metric in record:
-                times.append(record[metric])
-
+        times = [record[metric] for record in read_history(self.config.run.dir) if metric in record]
         if not times:
             return max(watch.first_s, fleet_s)
         return max(watch.floor_s, fleet_s, watch.factor * statistics.median(times[-STEPS:]))
@@ -230,12 +222,9 @@ def watchdog_variables(folder: Path) -> dict[str, str]:
 
 
 def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
-    """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank
-    is."""
+    """Has this node's ranks write their stacks, and NCCL its flight recorder; returns where each rank is."""
     found = beacon.read_beacons(folder)
-    stacks = {}
-    for b in found:
-        stacks[b.rank] = folder / f"rank-{b.rank}-{b.pid}.stacks"
+    stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in found}
     for pid in (*(b.pid for b in found), *_drivers(folder)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, beacon.SIGNAL)
@@ -244,29 +233,15 @@ def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
     while time.monotonic() < deadline and not all(p.stat().st_size for p in stacks.values()):
         time.sleep(0.05)
     time.sleep(0.1)
-    out: list[dict[str, Any]] = []
+    ranks: list[dict[str, Any]] = []
     for b in found:
-        out.append(
-            asdict(
-                HangingRank(
-                    node,
-                    b.rank,
-                    b.calls,
-                    b.inside,
-                    b.since_s,
-                    b.name,
-                    processes.process_state(b.pid),
-                    stacks[b.rank].read_text(),
-                    traces.get(b.rank, ""),
-                )
-            )
-        )
-    return out
+        ends = processes.process_state(b.pid), stacks[b.rank].read_text(), traces.get(b.rank, "")
+        ranks.append(asdict(HangingRank(node, b.rank, b.calls, b.inside, b.since_s, b.name, *ends)))
+    return ranks
 
 
 def _traces(folder: Path) -> dict[int, str]:
-    """NCCL's flight recorder of every rank that has one, by rank: torch writes it when asked through its
-    pipe."""
+    """NCCL's flight recorder by rank: torch writes it when asked through its pipe."""
     asked = []
     for pipe in folder.glob("nccl_pipe_*.pipe"):
         trace = folder / f"nccl_trace_{pipe.stem.removeprefix('nccl_pipe_')}"
@@ -294,20 +269,12 @@ def _traces(folder: Path) -> dict[int, str]:
 
 def _drivers(folder: Path) -> dict[int, Path]:
     """Stacks of the job's driver, on the head; of those that were started, the one that lives."""
-    files = {}
-    for path in folder.glob("driver-*.stacks"):
-        files[int(path.stem.removeprefix("driver-"))] = path
-
-    found: dict[int, Path] = {}
-    for pid, path in files.items():
-        if not processes.has_ended(pid):
-            found[pid] = path
-    return found
+    drivers = {int(path.stem.removeprefix("driver-")): path for path in folder.glob("driver-*.stacks")}
+    return {pid: path for pid, path in drivers.items() if not processes.has_ended(pid)}
 
 
 def report_hang(folder: Path, ranks: Sequence[HangingRank], why: str, run_dir: str | Path) -> str:
-    """Writes all stacks into the run's folder; returns the line that names who is at fault. folder: the
-    head's."""
+    """Writes all stacks into the run's folder; returns the line with who is at fault. folder: the head's."""
     driver = "".join(path.read_text() for path in _drivers(folder).values())
     line = f"{why}: {name_guilty_rank(sorted(ranks, key=lambda r: r.rank), innermost_frame(driver))}"
     out = write_stacks(ranks, line, run_dir)
@@ -330,8 +297,7 @@ def write_stacks(ranks: Sequence[HangingRank], why: str, run_dir: str | Path) ->
 
 
 def name_guilty_rank(ranks: Sequence[HangingRank], driver: str = "") -> str:
-    """One line that names the rank at fault, from where all ranks are. driver: where the job's driver is, if
-    known."""
+    """One line that names the rank at fault. driver: where the job's driver is, if known."""
     if driver and all(r.state in ("R", "S") and r.place.endswith(IDLE) for r in ranks):
         return f"no rank is at work: the driver is at {driver}"
     if not ranks:
@@ -342,31 +308,24 @@ def name_guilty_rank(ranks: Sequence[HangingRank], driver: str = "") -> str:
             return f"rank {r.rank} on node {r.node} {what}" + _waiting(ranks, [r])
 
     most = max(r.calls for r in ranks)
-    ahead = []
-    late = []
-    outside = []
-    for r in ranks:
-        (ahead if r.calls == most else late).append(r)
-        if not r.inside:
-            outside.append(r)
+    ahead = [r for r in ranks if r.calls == most]
+    late = [r for r in ranks if r.calls < most]
+    outside = [r for r in ranks if not r.inside]
     # Where all have called as often, those that have not entered the last one are behind.
     behind = late or outside
     if behind and len(behind) < len(ranks):
         worst = min(behind, key=lambda r: r.calls)
         place = f"; it is at {worst.place}" if worst.place else ""
         called = next((r.name for r in ahead if r is not worst), "")
-        return (
-            f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
-            + _waiting(ranks, behind)
-        )
+        what = f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
+        return what + _waiting(ranks, behind)
 
     if len({r.name for r in ahead}) > 1:
         which = ", ".join(f"rank {r.rank} {r.name}" for r in ahead)
         return f"the ranks are in different collectives ({which}): they do not run the same program"
     if not outside:
-        return (
-            f"all ranks are in {ahead[0].name} (collective {most}): the network between them, or a GPU, hangs"
-        )
+        where = f"{ahead[0].name} (collective {most})"
+        return f"all ranks are in {where}: the network between them, or a GPU, hangs"
     places = "; ".join(f"rank {r.rank} at {r.place or '?'}" for r in ranks[:8])
     return f"all ranks are outside of collectives: {places}"
 
