@@ -93,16 +93,14 @@ class GuardedProcess:
     def __init__(self, guard: Guard) -> None:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, guard.environment.get("PYTHONPATH", "")]
-        own = {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.connection, theirs = multiprocessing.Pipe()
-        words = [str(theirs.fileno()), str(os.getpid()), guard.maker, *guard.arguments]
+        command = [guard.python or sys.executable, "-P", "-m", "trainer.system.answering_process"]
+        command += [str(theirs.fileno()), str(os.getpid()), guard.maker, *guard.arguments]
         with theirs:
             self.process = subprocess.Popen(
-                [guard.python or sys.executable, "-P", "-m", "trainer.system.answering_process", *words],
+                command,
                 pass_fds=[theirs.fileno()],
                 env={**guard.environment, **own},
                 stdin=subprocess.DEVNULL,
@@ -112,10 +110,8 @@ class GuardedProcess:
             )
         self.pid = self.process.pid
         """Id of the process that answers; until it has said so, of its keeper."""
-        forward = threading.Thread(
-            target=_forward, args=(self.process, guard.key), daemon=True, name="output"
-        )
-        forward.start()
+        output = self.process, guard.key
+        threading.Thread(target=_forward, args=output, daemon=True, name="output").start()
 
     def kill(self) -> None:
         """Ends it, and what it started, without waiting."""
@@ -229,14 +225,12 @@ class ProcessSet:
         return None
 
     def _leaks(self, process: GuardedProcess) -> bool:
-        if not self.guard.leak_bytes:
-            return False
-        held = process.held_bytes()
+        held = process.held_bytes() if self.guard.leak_bytes else 0
         gained = held - self._first_bytes.setdefault(process, held)
-        leaks = gained > self.guard.leak_bytes
-        if leaks:
-            print(f"{self.guard.key}: its memory grew by {gained / 2**30:.1f} GiB: replaced", file=sys.stderr)
-        return leaks
+        if gained <= self.guard.leak_bytes:
+            return False
+        print(f"{self.guard.key}: its memory grew by {gained / 2**30:.1f} GiB: replaced", file=sys.stderr)
+        return True
 
     def _replace(self, process: GuardedProcess) -> None:
         self.restarts += 1

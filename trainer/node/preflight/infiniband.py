@@ -61,14 +61,8 @@ def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str,
     used = fastest_ports(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""
-    names = []
-    left = []
-    for port in found:
-        if port in used:
-            names.append(f"{port.device}:{port.number}")
-        else:
-            left.append(port.device)
-    value = f"={','.join(names)}"
+    left = [port.device for port in found if port not in used]
+    value = "=" + ",".join(f"{port.device}:{port.number}" for port in used)
     why = f"NCCL_IB_HCA={value}: {', '.join(left)} is down or slower, and NCCL would use it, too"
     return {"NCCL_IB_HCA": value}, why
 
@@ -77,8 +71,7 @@ def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
     rates: dict[int, float] = {}
     for rank, found in nodes.items():
-        used = fastest_ports([Port(**port) for port in found])
-        rates[rank] = sum(port.gbit_per_s for port in used)
+        rates[rank] = sum(port.gbit_per_s for port in fastest_ports([Port(**port) for port in found]))
     best = max(rates.values(), default=0.0)
     out = []
     for rank, rate in rates.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.node.preflight import thresholds
@@ -147,13 +147,8 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
 
 def _order(stage: str, found: Survey, to: int, **more: Any) -> dict[str, Any]:
     hello = found.hellos[to]
-    return {
-        "stage": stage,
-        "address": found.addresses[to],
-        "port": hello["port"],
-        "udp": hello["udp"],
-        "seconds": 0.0,
-    } | more
+    place = {"address": found.addresses[to], "port": hello["port"], "udp": hello["udp"]}
+    return {"stage": stage, "seconds": 0.0} | place | more
 
 
 def mtu_towards(found: Survey, node: int, peer: int) -> int:
@@ -163,37 +158,24 @@ def mtu_towards(found: Survey, node: int, peer: int) -> int:
 
 
 def interface_towards(hello: dict[str, Any], address: str) -> str:
-    for name, own in hello["interfaces"].items():
-        if own == address:
-            return name
-    return ""
+    return next((name for name, own in hello["interfaces"].items() if own == address), "")
 
 
 def better_measurement(one: Pair, two: Pair) -> Pair:
     """The better of two measurements of a pair, figure by figure."""
-    trips = filter(None, (one.round_trip_ms, two.round_trip_ms))
-    best = (max(one.bytes_per_s[0], two.bytes_per_s[0]), max(one.bytes_per_s[1], two.bytes_per_s[1]))
-    least = (min(one.loss[0], two.loss[0]), min(one.loss[1], two.loss[1]))
-    return replace(
-        one,
-        round_trip_ms=min(trips, default=0.0),
-        loss=least,
-        bytes_per_s=best,
-        carries=one.carries or two.carries,
-        udp=one.udp or two.udp,
-    )
+    trip_ms = min(filter(None, (one.round_trip_ms, two.round_trip_ms)), default=0.0)
+    there, back = map(max, one.bytes_per_s, two.bytes_per_s)
+    lost, lost_back = map(min, one.loss, two.loss)
+    carries = one.carries or two.carries
+    return Pair(one.a, one.b, trip_ms, (lost, lost_back), carries, (there, back), one.udp or two.udp)
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
     limit = thresholds.SLOW_PAIR_WARN * usual_speed(pairs)
     found: list[Pair] = []
     for p in pairs:
-        if (
-            min(p.bytes_per_s) < limit
-            or max(p.loss) >= thresholds.LOSS_WARN
-            or not p.carries
-            or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS
-        ):
+        slow = min(p.bytes_per_s) < limit or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS
+        if slow or max(p.loss) >= thresholds.LOSS_WARN or not p.carries:
             found.append(p)
     return found
 

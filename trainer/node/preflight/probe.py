@@ -14,10 +14,11 @@ import os
 import random
 import selectors
 import socket
+import statistics
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,8 @@ class Prober:
         """Facts of this node's network for the head."""
         interfaces = network.interfaces()
         known: dict[str, str] = {}
-        mtus = {}
         for interface in interfaces:
             known.setdefault(interface.name, interface.address)
-            mtus[interface.name] = interface_mtu(interface.name)
         chosen = {}
         wrong = []
         for variable in network.INTERFACE_VARIABLES:
@@ -120,7 +119,7 @@ class Prober:
             "wrong": wrong,
             "interfaces": known,
             "addresses": [interface.address for interface in interfaces],
-            "mtu": mtus,
+            "mtu": {name: interface_mtu(name) for name in known},
             "name": socket.gethostname(),
             "resolves": addresses_of(socket.gethostname()),
         }
@@ -128,8 +127,7 @@ class Prober:
     def is_me(self, address: str, port: int) -> bool:
         """Whether an address that should be another node's leads back here."""
         try:
-            with self._connect(address, port, "who") as (_, reply):
-                return reply["rank"] == self.rank
+            return self.who(address, port)[0] == self.rank
         except (OSError, ValueError):
             return False
 
@@ -216,14 +214,8 @@ class Prober:
     def _reach(self, peers: list[tuple[int, str, list[int]]]) -> list[tuple[int, str, int, str]]:
         """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer."""
         wrong: list[tuple[int, str, int, str]] = []
-        threads = []
-        for rank, address, ports in peers:
-            for port in ports:
-                thread = threading.Thread(target=self._knock, args=(rank, address, port, wrong), daemon=True)
-                thread.start()
-                threads.append(thread)
-        for thread in threads:
-            thread.join(3 * CONNECT_S)
+        doors = [(rank, address, port, wrong) for rank, address, ports in peers for port in ports]
+        _all_at_once(self._knock, doors, 3 * CONNECT_S)
         return sorted(wrong)
 
     def _knock(self, rank: int, address: str, port: int, wrong: list[tuple[int, str, int, str]]) -> None:
@@ -233,9 +225,8 @@ class Prober:
                     wrong.append((rank, address, port, f"node {reply['rank']} answers there"))
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or "another program answers there"
-            wrong.append(
-                (rank, address, port, "no answer" if isinstance(error, TimeoutError) else what.lower())
-            )
+            what = "no answer" if isinstance(error, TimeoutError) else what.lower()
+            wrong.append((rank, address, port, what))
 
     @contextlib.contextmanager
     def _connect(self, address: str, port: int, do: str, **more: Any):
@@ -245,8 +236,6 @@ class Prober:
             line = _line(connection)
             while line == b"{}\n":  # a heartbeat of the head's
                 line = _line(connection)
-            if not line:
-                raise ValueError("another program answers there")
             reply = json.loads(line)
             if not isinstance(reply, dict) or "rank" not in reply:
                 raise ValueError("another program answers there")
@@ -256,39 +245,29 @@ class Prober:
         """Round trip, loss each way, and whether packets of `largest` bytes pass."""
         with _datagram_socket() as mine:
             flight = _Flight(mine, (address, udp), self.mark)
-            trips = []
-            for _ in range(PINGS):
-                trip = flight.ping(64)
-                if trip is not None:
-                    trips.append(trip)
-            trips.sort()
+            trips = [trip for _ in range(PINGS) if (trip := flight.ping(64)) is not None]
             if not trips:
                 return {"udp": False}
             flight.sent = flight.back = 0
             flight.seen.clear()
-            with (
-                contextlib.suppress(OSError, ValueError),
-                self._connect(address, port, "count", source=flight.port),
-            ):
-                pass  # begins to count at zero
+            self._count(address, port, flight, 0)  # begins to count at zero
             flight.volley(DATAGRAMS)
-            sent = arrived = flight.sent
-            with (
-                contextlib.suppress(OSError, ValueError),
-                self._connect(address, port, "count", source=flight.port) as (_, reply),
-            ):
-                arrived = reply["count"]
+            sent = flight.sent
+            arrived = self._count(address, port, flight, sent)
             out = (sent - arrived) / sent
             back = max(0, arrived - flight.back) / sent
             carries = any(flight.ping(largest - 28) is not None for _ in range(MTU_TRIES))
-        return {
-            "udp": True,
-            "min_s": trips[0],
-            "median_s": trips[len(trips) // 2],
-            "carries": carries,
-            "loss_out": out,
-            "loss_back": back,
-        }
+        found = {"udp": True, "min_s": min(trips), "median_s": statistics.median(trips)}
+        return found | {"carries": carries, "loss_out": out, "loss_back": back}
+
+    def _count(self, address: str, port: int, flight: _Flight, otherwise: int) -> int:
+        """Datagrams of a flight that a peer has seen since it was last asked."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            self._connect(address, port, "count", source=flight.port) as (_, reply),
+        ):
+            return reply["count"]
+        return otherwise
 
     def _stream(self, address: str, port: int, seconds: float) -> dict[str, Any]:
         """Bytes per second to a peer over several streams, as the peer counted them."""
@@ -311,11 +290,7 @@ class Prober:
                 counted = json.loads(_line(connection))
                 rates.append(counted["bytes"] / max(counted["seconds"], 1e-3))
 
-        threads = [threading.Thread(target=send, daemon=True) for _ in range(STREAMS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(seconds + 15.0)
+        _all_at_once(send, [()] * STREAMS, seconds + 15.0)
         return {"bytes_per_s": sum(rates)}
 
 
@@ -372,6 +347,15 @@ class _Flight:
             under_way.pop(oldest if returned is None else returned, None)
         while self.receive(LATE_S) is not None and self.back < self.sent:
             pass
+
+
+def _all_at_once(work: Callable[..., None], calls: Iterable[tuple[Any, ...]], wait_s: float) -> None:
+    """Makes the calls in threads of their own, each of which is waited for that long."""
+    threads = [threading.Thread(target=work, args=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(wait_s)
 
 
 def _datagram_socket() -> socket.socket:

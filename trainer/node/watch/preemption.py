@@ -27,17 +27,15 @@ from trainer.system.exit_codes import EXIT_PREEMPTED
 from trainer.system.web_request import send_request
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
+VARIABLES: dict[str, Provider] = {
+    "RUNPOD_POD_ID": "runpod", "GCE_METADATA_HOST": "gcp", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "aws"
+}  # fmt: skip
+"""Variables that name the provider; the last two also move its metadata server."""
 
 TOLD_AFTER = 6
 """Looks in a row at a metadata service that fail before a person is told."""
-NOTICE_S: dict[Provider, float] = {
-    "runpod": 5.0,
-    "gcp": 30.0,
-    "aws": 120.0,
-    "kubernetes": 30.0,
-    "slurm": 30.0,
-    "none": 10.0,
-}
+NOTICE_S: dict[Provider, float] = {"runpod": 5.0, "gcp": 30.0, "aws": 120.0, "kubernetes": 30.0}
+NOTICE_S |= {"slurm": 30.0, "none": 10.0}
 """Seconds from notice to kill. Kubernetes and Slurm: the defaults; state your own in SPOTRL_NOTICE_S."""
 
 FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
@@ -50,12 +48,9 @@ OUT_OF_HOURS = "budget.max_hours is over, seconds to save:"
 
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
     """Where this process runs, from the environment and the machine's DMI strings: no packet is sent."""
-    if "RUNPOD_POD_ID" in env:
-        return "runpod"
-    if env.get("GCE_METADATA_HOST"):
-        return "gcp"
-    if env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        return "aws"
+    for name, provided in VARIABLES.items():
+        if env.get(name):
+            return provided
     vendor = " ".join(_text(dmi / name) for name in ("sys_vendor", "product_name", "bios_vendor"))
     if "Google" in vendor:
         return "gcp"
@@ -92,16 +87,14 @@ class MetadataServer:
 
     def ask(self) -> str | None:
         """Why this machine is about to be preempted, else None. Raises OSError if it is unreachable."""
-        match self.kind:
-            case "gcp":
-                value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
-                return "gcp: instance preempted" if value.strip().upper() == "TRUE" else None
-            case "aws":
-                ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-                token = self._get("/latest/api/token", ttl, method="PUT", missing="")
-                headers = {"X-aws-ec2-metadata-token": token} if token else {}
-                action = self._get("/latest/meta-data/spot/instance-action", headers, missing="")
-                return f"aws: spot instance will {json.loads(action)['action']}" if action.strip() else None
+        if self.kind == "gcp":
+            value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+            return "gcp: instance preempted" if value.strip().upper() == "TRUE" else None
+        ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+        token = self._get("/latest/api/token", ttl, method="PUT", missing="")
+        headers = {"X-aws-ec2-metadata-token": token} if token else {}
+        action = self._get("/latest/meta-data/spot/instance-action", headers, missing="")
+        return f"aws: spot instance will {json.loads(action)['action']}" if action.strip() else None
 
     def _get(
         self, path: str, headers: dict[str, str], method: str = "GET", missing: str | None = None
@@ -126,11 +119,9 @@ def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | Non
         case "gcp":
             return MetadataServer("gcp", "http://" + env.get("GCE_METADATA_HOST", "metadata.google.internal"))
         case "aws":
-            return MetadataServer(
-                "aws", env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
-            )
-        case _:
-            return None
+            url = env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
+            return MetadataServer("aws", url)
+    return None
 
 
 def _unanswered(error: Exception) -> str:
@@ -154,13 +145,6 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
 def announce_notice(reason: str, path: Path | None = None) -> None:
     """Writes the notice for every process of this job on this node; the first one does so on SIGTERM."""
     write_whole(path or flag_file(), reason.encode())
-
-
-def _own_time(reason: str) -> float | None:
-    """Seconds that a notice gives by itself; None where the provider's count."""
-    if not reason.startswith(OUT_OF_HOURS):
-        return None
-    return float(reason.removeprefix(OUT_OF_HOURS))
 
 
 class PreemptionNotice:
@@ -216,7 +200,8 @@ class PreemptionNotice:
             if there is not None and (there != self._before or there[1] >= self._born - 1.0):
                 with contextlib.suppress(OSError):
                     reason = self._flag.read_text() or "notice"
-                    self._notice(reason, _own_time(reason))
+                    own = reason.removeprefix(OUT_OF_HOURS) if reason.startswith(OUT_OF_HOURS) else ""
+                    self._notice(reason, float(own) if own else None)
         return self.reason
 
     def _flagged(self) -> tuple[int, float] | None:
