@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.node.shells import ROOT, bash, program
 from trainer.node.preflight.host import missing_compiler_parts
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -23,19 +20,14 @@ def tools(tmp_path):
     return tmp_path
 
 
-def add_compiler(folder: Path, name: str) -> None:
-    (folder / name).write_text("#!/bin/sh\n")
-    (folder / name).chmod(0o755)
-
-
 def test_a_compiler_by_any_of_its_names_or_by_cc(tools, tmp_path):
     (tmp_path / "Python.h").write_text("")
     env = {"PATH": str(tools)}
     assert missing_compiler_parts(env, str(tmp_path)) == ["no C compiler (gcc or clang or cc)"]
     assert missing_compiler_parts(env | {"CC": "icx"}, str(tmp_path)) == ["no C compiler (icx)"]
-    add_compiler(tools, "icx")
+    program(tools / "icx", "")
     assert missing_compiler_parts(env | {"CC": "icx"}, str(tmp_path)) == []
-    add_compiler(tools, "clang")
+    program(tools / "clang", "")
     assert missing_compiler_parts(env, str(tmp_path)) == []
 
 
@@ -50,13 +42,6 @@ def test_the_gpu_environment_is_not_downloaded_in_vain(tools, tmp_path):
     (clone / "trainer/shell").mkdir(parents=True)
     shutil.copy(ROOT / "trainer/shell/setup.sh", clone / "trainer/shell")
     env = {"PATH": str(tools), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        ["bash", "trainer/shell/setup.sh", "gpu"],
-        cwd=clone,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2 and "install gcc" in done.stderr
+    code, out = bash("bash trainer/shell/setup.sh gpu", env, clone)
+    assert code == 2 and "install gcc" in out
     assert not (clone / ".venvs/gpu").exists()

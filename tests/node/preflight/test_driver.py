@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.node.shells import ROOT, bash, program
+
 SOURCE = """int cuInit(unsigned flags) {{ return {code}; }}
 int cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}
 """
@@ -30,19 +31,13 @@ def driver(folder: Path, version: int, code: int = 0) -> Path:
 def check(libraries="", compat="/nowhere"):
     """(exit code, what it says, LD_LIBRARY_PATH afterwards) of a strict shell that sources the check."""
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(libraries), "SPOTRL_CUDA_COMPAT": str(compat)}
-    code = 'set -euo pipefail\n. trainer/shell/driver.sh 36\necho "path=$LD_LIBRARY_PATH"\n'
-    done = subprocess.run(
-        ["bash", "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
-    )
-    return done.returncode, done.stdout + done.stderr
+    return bash('. trainer/shell/driver.sh 36\necho "path=$LD_LIBRARY_PATH"', env)
 
 
 def asked(libraries):
     """(exit code, what it says) of the command that asks the driver, with these libraries."""
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(libraries)}
-    command = [sys.executable, "-I", "trainer/hardware/driver.py"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout + done.stderr
+    return bash(f"{sys.executable} -I trainer/hardware/driver.py", env)
 
 
 def test_a_new_driver_is_used_as_it_is(tmp_path):
@@ -81,26 +76,17 @@ def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path)
     (work / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/gpu.txt", work / "requirements")
     (work / "trainer/shell/setup.sh").write_text('[ "$1" = desk ]\n')
-    (work / ".venvs/desk/bin").mkdir(parents=True)
-    (work / ".venvs/desk/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (work / ".venvs/desk/bin/python").chmod(0o755)
+    program(work / ".venvs/desk/bin/python", f'exec {sys.executable} "$@"')
     (tmp_path / "bucket").mkdir()
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(driver(tmp_path / "old", 12080)), "RUN_ID": "r"}
     env |= {"BUCKET": f"file://{tmp_path}/bucket", "SPOTRL_CUDA_COMPAT": "/nowhere", "HOME": str(tmp_path)}
 
     def start(launch="first", **more):
-        shell = ["bash", "-c", "set -euo pipefail\n. trainer/shell/driver.sh 36 10\necho on"]
-        return subprocess.run(
-            shell,
-            cwd=work,
-            env=env | {"SPOTRL_LAUNCH": launch} | more,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        own = env | {"SPOTRL_LAUNCH": launch} | more
+        return bash(". trainer/shell/driver.sh 36 10\necho on", own, work)
 
     done = [start() for _ in range(4)]
-    assert [d.returncode for d in done] == [36, 36, 38, 38], done[-1].stderr
-    assert "has failed its checks 3 times" in done[-1].stderr and "resume" in done[-1].stderr
-    assert start("resumed").returncode == 36, "a new launch starts counting again"
-    assert start(BUCKET="").returncode == 36
+    assert [code for code, _ in done] == [36, 36, 38, 38], done
+    assert "has failed its checks 3 times" in done[-1][1] and "resume" in done[-1][1]
+    assert start("resumed")[0] == 36, "a new launch starts counting again"
+    assert start(BUCKET="")[0] == 36

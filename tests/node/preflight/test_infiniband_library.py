@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.node.shells import ROOT, bash, program
 from trainer.hardware.verbs import PACKAGES, missing_libraries
 
-ROOT = Path(__file__).parents[3]
 LIBRARIES = ("libibverbs.so.1", "libmlx5.so.1")
 
 
@@ -19,37 +18,25 @@ LIBRARIES = ("libibverbs.so.1", "libmlx5.so.1")
 def machine(tmp_path):
     """A machine with a driver that will do, two devices, and libraries that are no libraries; its apt-get
     mends them."""
-    (tmp_path / "infiniband/mlx5_0").mkdir(parents=True)
-    (tmp_path / "infiniband/mlx5_1").mkdir()
     good = tmp_path / "good"
-    for folder in (good, tmp_path / "bin", tmp_path / "lib"):
-        folder.mkdir()
+    for folder in ("good", "bin", "lib", "infiniband/mlx5_0", "infiniband/mlx5_1"):
+        (tmp_path / folder).mkdir(parents=True)
     source = "int cuInit(unsigned f) { return 0; } int cuDriverGetVersion(int *v) { *v = 13000; return 0; }\n"
     (tmp_path / "cuda.c").write_text(source)
     for name in ("libcuda.so.1", *LIBRARIES):
         subprocess.run(["cc", "-shared", "-fPIC", "-o", good / name, tmp_path / "cuda.c"], check=True)
         (tmp_path / "lib" / name).write_text("no library")
     (tmp_path / "lib/libcuda.so.1").write_bytes((good / "libcuda.so.1").read_bytes())
-    program(tmp_path, "id", "echo 0")
-    program(
-        tmp_path, "apt-get", f'echo "$*" >> {tmp_path}/calls; [ "$1" = update ] || cp {good}/* {tmp_path}/lib'
-    )
+    program(tmp_path / "bin/id", "echo 0")
+    mends = f'echo "$*" >> {tmp_path}/calls; [ "$1" = update ] || cp {good}/* {tmp_path}/lib'
+    program(tmp_path / "bin/apt-get", mends)
     return tmp_path
-
-
-def program(machine, name, script):
-    (machine / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
-    (machine / "bin" / name).chmod(0o755)
 
 
 def start(machine, **more):
     env = {"PATH": f"{machine}/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{machine}/lib"}
     env |= {"SPOTRL_INFINIBAND": f"{machine}/infiniband", "SPOTRL_NODES": "2"} | more
-    code = "set -euo pipefail\n. trainer/shell/driver.sh 36\necho goes on\n"
-    done = subprocess.run(
-        ["bash", "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
-    )
-    return done.returncode, done.stdout + done.stderr
+    return bash(". trainer/shell/driver.sh 36\necho goes on", env)
 
 
 def test_root_installs_it(machine):
@@ -62,7 +49,9 @@ def test_root_installs_it(machine):
 
 @pytest.mark.parametrize("lacks", ["root", "a mirror"])
 def test_who_cannot_install_it_is_told_the_command(machine, lacks):
-    program(machine, *(("id", "echo 1000") if lacks == "root" else ("apt-get", "exit 100")))
+    program(
+        *((machine / "bin/id", "echo 1000") if lacks == "root" else (machine / "bin/apt-get", "exit 100"))
+    )
     code, out = start(machine)
     assert code == 2 and "goes on" not in out
     last = out.splitlines()[-1]
@@ -77,7 +66,7 @@ def test_nothing_is_asked_where_it_is_not_used(machine, more):
 
 
 def test_a_set_up_that_is_not_told_the_nodes_goes_on(machine):
-    program(machine, "id", "echo 1000")
+    program(machine / "bin/id", "echo 1000")
     assert start(machine, SPOTRL_NODES="") == (0, "goes on\n")
 
 

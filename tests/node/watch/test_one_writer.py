@@ -201,12 +201,8 @@ def test_a_platform_that_restarts_for_ever_is_stopped_by_the_run(launched, tmp_p
 def test_a_lock_ends_with_its_process(tmp_path):
     code = "import time; from trainer.node.watch.run_lock import RunLock; "
     code += f"lock = RunLock({str(tmp_path)!r}, 'launcher'); lock.take()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "held\n"
     with pytest.raises(ConfigError, match=f"already held by process {process.pid}"):
         RunLock(tmp_path, "launcher").take()
@@ -231,7 +227,7 @@ print(f"attempt {attempt}", flush=True)
 folder = run / f"checkpoints/step-0000000{attempt[0]}"
 if attempt[0] < "3":  # two attempts get further, the third does not
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("")
+    (folder / "manifest.json").write_text(json.dumps({"manifest": {"attempt": attempt}}))
 progress = {"status": "failed", "step": 10 * int(attempt[0]), "started_unix_s": time.time()}
 (run / "progress.json").write_text(json.dumps(progress))
 sys.exit(34)
