@@ -31,15 +31,8 @@ VALID = {
     SharedManifest: {"launch": {"record": dataclasses.asdict(RECORD), "recipe_file": "x = 1"}},
     ManifestForm: {"run_id": "mine", "step": 2, "world_size": 1, "bytes": 1, "files": [FILE], "score": None}
     | {"data_fingerprint": "", "code_fingerprint": "", "config": {}, "attempt": "1-abcdef", "ahead": [3]},
-    StartRecord: {
-        "epoch": 1,
-        "name": "1-abcdef",
-        "launch": "x",
-        "committed": 0,
-        "host": "h",
-        "begun_unix_s": 1.0,
-    }
-    | {"counted": [[1, ""]], "before": 0, "left": ""},
+    StartRecord: {"epoch": 1, "name": "1-abcdef", "launch": "x", "committed": 0, "host": "h"}
+    | {"begun_unix_s": 1.0, "counted": [[1, ""]], "before": 0, "left": ""},
     OriginRecord: {"name": "1-abcdef", "step": 3},
     BeatRecord: {"name": "1-abcdef", "unix_s": 1.5},
     EndRecord: {"name": "1-abcdef", "code": 33, "why": "x", "left": "", "died_at_step": None, "unix_s": 1},

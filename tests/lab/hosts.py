@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 INIT = "import signal,time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
 """The first process of a host: reaps what is left to it."""
@@ -49,6 +51,11 @@ def missing() -> str:
     done = subprocess.run(command.split(), capture_output=True, text=True)
     refused = f"this kernel or container lets root make no namespaces: {done.stderr.strip()}"
     return refused if done.returncode else ""
+
+
+def marks(lacking: str) -> list[pytest.MarkDecorator]:
+    """Marks of a lab's tests. lacking: why there can be no such lab here; empty if there can."""
+    return [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(lacking), reason=lacking)]
 
 
 def run(*command: str) -> str:

@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import hosts
-import pytest
 
 from benchmarks import fleet_links
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
-]
+pytestmark = hosts.marks(hosts.missing())
 STEPS = 5
 
 

@@ -3,7 +3,6 @@ dies."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import signal
@@ -18,11 +17,8 @@ import pytest
 from tests.data_prep import hub_server
 from trainer import config as c
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
-]
+pytestmark = hosts.marks(hosts.missing())
+TWO_HOSTS = ["placement.nodes=2", "placement.workers_per_node=1", "checkpoint.shared_files=true"]
 JOB = [sys.executable, str(Path(__file__).with_name("jobs.py"))]
 
 
@@ -167,11 +163,8 @@ def test_a_node_that_does_not_come_is_named(lab, tmp_path):
 
 
 def test_what_one_node_lacks_is_said_by_the_head_and_nothing_starts(lab, tmp_path):
-    config = plain(tmp_path)
-    config = dataclasses.replace(
-        config, placement=dataclasses.replace(config.placement, device="cuda", workers_per_node=8)
-    )
-    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, prompts_per_step=16))
+    options = ["placement.device=cuda", "placement.workers_per_node=8", "rollout.prompts_per_step=16"]
+    config = c.override(plain(tmp_path), options)
     launch = Launch(lab, config, tmp_path, "--", *JOB)
     assert launch.codes(30.0) == [2, 2], "of the image: the next machine has it too"
     assert "error: node 1 (10.50.0.12): no nvidia-smi or rocm-smi here" in launch.text()
@@ -185,9 +178,7 @@ def test_preflight_reduces_between_all_nodes(lab, tmp_path):
 
 
 def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
-    placement = dataclasses.replace(small_config.placement, nodes=2, workers_per_node=1)
-    checkpoint = dataclasses.replace(small_config.checkpoint, shared_files=True)
-    config = dataclasses.replace(small_config, placement=placement, checkpoint=checkpoint)
+    config = c.override(small_config, TWO_HOSTS)
     launch = Launch(lab, config, tmp_path)
     assert launch.codes(400.0) == [0, 0], launch.text()
     steps = [
@@ -208,13 +199,7 @@ def test_two_hosts_share_the_download_of_a_model(lab, tmp_path, small_config, ti
     head, worker = lab.hosts.values()
     serve = f"-m tests.data_prep.hub_server {head.address} {head.name} 8800 owner/model {tmp_path}/model"
     head.start([sys.executable, *serve.split()], tmp_path / "hub.log")
-    config = dataclasses.replace(
-        small_config,
-        run=dataclasses.replace(small_config.run, max_steps=1),
-        model=dataclasses.replace(small_config.model, path="owner/model"),
-        placement=dataclasses.replace(small_config.placement, nodes=2, workers_per_node=1),
-        checkpoint=dataclasses.replace(small_config.checkpoint, shared_files=True),
-    )
+    config = c.override(small_config, [*TWO_HOSTS, "run.max_steps=1", "model.path=owner/model"])
     launch = Launch(lab, config, tmp_path, HF_ENDPOINT=f"http://{head.address}:8800", HF_HUB_OFFLINE="0")
     codes = launch.codes(400.0)
     assert codes == [0, 0], launch.text()

@@ -18,11 +18,7 @@ from recipes.platforms import job_set
 from recipes.presets import resolve
 from tests.recipes.rendered import render
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
-]
+pytestmark = hosts.marks(hosts.missing())
 NAMES = [f"try-{job_set.NODE}-0-{rank}.try" for rank in range(2)]
 
 

@@ -8,16 +8,12 @@ import re
 import time
 
 import checkout
+import hosts
 import pytest
 import runpod_lab
 from runpod_lab import BUCKET, SMALL, SPOT, options
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.timeout(1700),
-    pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing()),
-]
+pytestmark = [*hosts.marks(runpod_lab.missing()), pytest.mark.timeout(1700)]
 
 
 def test_sky_launch_of_a_committed_file_runs_to_the_end_and_gives_the_machine_back(desk):

@@ -9,18 +9,14 @@ import subprocess
 import sys
 import time
 
+import hosts
 import pytest
 import runpod_lab
 from runpod_lab import BUCKET, SMALL, SPOT, options
 
 from trainer.fleet.objects import SIGNATURE_BYTES
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.timeout(1700),
-    pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing()),
-]
+pytestmark = [*hosts.marks(runpod_lab.missing()), pytest.mark.timeout(1700)]
 STEPS = 24
 FLEET = ["fleet.unit_prompts=2", "fleet.lost_s=10", "sample.memory_gib=16", f"run.max_steps={STEPS}"]
 

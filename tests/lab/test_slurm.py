@@ -7,16 +7,12 @@ import time
 from pathlib import Path
 
 import checkout
+import hosts
 import pytest
 import slurm
 from checkout import steps_of
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
-]
+pytestmark = [*hosts.marks(slurm.missing()), pytest.mark.timeout(1500)]
 
 
 @pytest.fixture

@@ -11,11 +11,7 @@ import hosts
 import pytest
 import sshd
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing()),
-]
+pytestmark = hosts.marks(sshd.missing())
 
 
 class Desk:

@@ -43,26 +43,16 @@ def head(tmp_path, measured, fabric):
         "others": SimpleNamespace(head_address="10.0.0.1", send=orders.append),
         "node": SimpleNamespace(nodes=2, name_of=str),
         "arguments": SimpleNamespace(preflight=False, seconds=40.0),
-        "found": [],
-        "shown": 0,
-        "measured": {},
         "fabric_gbit_per_s": fabric,
-        "check_others": None,
         "measure_speed": measure_speed,
         "say": lines.append,
-    }
+    } | {"found": [], "shown": 0, "measured": {}, "check_others": None}
     return launcher, lines, orders
 
 
 def rank(node, bus):
-    return {
-        "node": node,
-        "rank": node,
-        "gpu": "",
-        "between_gb_per_s": bus,
-        "wrong": False,
-        "wrong_between": False,
-    }
+    wrong = {"wrong": False, "wrong_between": False}
+    return {"node": node, "rank": node, "gpu": "", "between_gb_per_s": bus} | wrong
 
 
 def test_a_start_says_what_it_reached_and_orders_one_short_reduction(tmp_path):

@@ -32,12 +32,8 @@ def folder():
 
 @pytest.mark.long
 def test_rays_job_commands_work_against_a_run(folder):
-    config = c.RunConfig(
-        run=c.Run(name="one", dir=f"{folder}/run"),
-        model=c.Model(path=str(folder)),
-        data=c.Data(path=str(folder)),
-        placement=c.Placement(device="cpu", workers_per_node=2),
-    )
+    here = ["run.name=one", f"run.dir={folder}/run", f"model.path={folder}", f"data.path={folder}"]
+    config = c.override(c.RunConfig(), [*here, "placement.device=cpu", "placement.workers_per_node=2"])
     own = {"SPOTRL_TMP": str(folder), "HOME": str(folder)}
     run = Job(config, folder, own, "trainer.node", after=("--", sys.executable, "-c", WORKS)).start()
     run.until(lambda: "step 1 of many" in run.tail(), 120, 0.1)

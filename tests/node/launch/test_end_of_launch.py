@@ -6,13 +6,12 @@ import argparse
 import json
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainer.checkpoint.attempt import Attempts
-from trainer.config import RunConfig
+from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_progress
 from trainer.node import topology
 from trainer.node.launch.head import HeadLauncher
@@ -36,11 +35,8 @@ class NoSignals:
 def head(tmp_path):
     """The head of a node that a platform has started, whose attempt lies in a store."""
     config = RunConfig()
-    config = replace(
-        config,
-        run=replace(config.run, name="one", dir=str(tmp_path / "run")),
-        checkpoint=replace(config.checkpoint, remote=f"file://{tmp_path}/bucket"),
-    )
+    places = [f"run.dir={tmp_path}/run", f"checkpoint.remote=file://{tmp_path}/bucket"]
+    config = override(config, ["run.name=one", *places])
     node = topology.read_node_environment({"SPOTRL_NODES": "1"})
     launcher = HeadLauncher(config, node, argparse.Namespace(preflight=False, command=["job"]), NoSignals())
     launcher.holder = AttemptHolder(config, counts=True, trains=False)

@@ -54,11 +54,8 @@ def told_to_go(job: Job, number: int = signal.SIGTERM) -> tuple[int, float]:
 
 def resumes_from(job: Job) -> int:
     """The step that the next start resumes from."""
-    job.start().until(
-        lambda: re.search(
-            r"resumed from step \d+|starting from scratch", job.tail(10**6).split("stopping:")[-1]
-        )
-    )
+    begun = r"resumed from step \d+|starting from scratch"
+    job.start().until(lambda: re.search(begun, job.tail(10**6).split("stopping:")[-1]))
     job.kill()
     return int((re.findall(r"resumed from step (\d+)", job.tail(10**6)) or ["0"])[-1])
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from tests import servers
 from tests.loops.drill import configure
 from tests.loops.jobs import ROOT, Job
 from trainer.checkpoint.attempt import Attempts
-from trainer.config import ConfigError
+from trainer.config import ConfigError, override
 from trainer.node.watch.run_lock import RunLock
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
@@ -48,12 +47,8 @@ def start(base):
     def started(remote: str = "", folder: str = "", front: bool = False, **env: str) -> Job:
         folder = folder or tempfile.mkdtemp(prefix="one-", dir="/tmp")
         folders.append(folder)
-        config = replace(
-            base,
-            run=replace(base.run, dir=f"{folder}/run"),
-            checkpoint=replace(base.checkpoint, every_steps=4, remote=remote, export_hf="never"),
-            logging=replace(base.logging, push_every_s=1.0),
-        )
+        options = ["checkpoint.every_steps=4", "checkpoint.export_hf=never", "logging.push_every_s=1"]
+        config = override(base, [f"run.dir={folder}/run", f"checkpoint.remote={remote}", *options])
         path = Path(folder) / "run.yaml"
         after = ("--", sys.executable, "-m", "tests.loops.standin", "--config", str(path))
         own = {"SPOTRL_NOTICE_S": "5", "SPOTRL_TMP": folder} | env
@@ -170,8 +165,7 @@ def launched(base):
     with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
 
         def made(code: str, remote: str = "", **env: str) -> Job:
-            checkpoint = replace(base.checkpoint, remote=remote)
-            config = replace(base, run=replace(base.run, dir=f"{folder}/run"), checkpoint=checkpoint)
+            config = override(base, [f"run.dir={folder}/run", f"checkpoint.remote={remote}"])
             own = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0"}
             after = ("--", sys.executable, "-c", code, f"{folder}/run")
             jobs.append(Job(config, Path(folder), own | env, "trainer.node", after=after))

@@ -91,13 +91,8 @@ def test_a_stopped_gcs_is_named_and_the_job_comes_to_its_end(start):
 def watch(free_port, tmp_path, monkeypatch):
     """What watches a job whose Ray does not answer; its driver is this process."""
     monkeypatch.setattr(job_watch, "UNHEARD_S", 0.3)
-    ray = ray_node.RayNode(
-        address="127.0.0.1",
-        ports=ray_node.Ports(dashboard=free_port),
-        cpus=1,
-        gpus=0,
-        env={"SPOTRL_TMP": "/tmp"},
-    )
+    ports = ray_node.Ports(dashboard=free_port)
+    ray = ray_node.RayNode(address="127.0.0.1", ports=ports, cpus=1, gpus=0, env={"SPOTRL_TMP": "/tmp"})
     ray.dashboard_host = "127.0.0.1"
     config = override(RunConfig(), [f"run.dir={tmp_path}"])
     launcher = SimpleNamespace(

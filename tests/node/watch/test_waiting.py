@@ -213,10 +213,8 @@ def test_a_run_outlasts_a_reward_server_that_stands_still_for_three_of_its_limit
     """The launcher, real ranks and a real server, which is stopped while the run is at step 3 or later."""
     with tempfile.TemporaryDirectory(prefix="wait-", dir="/tmp") as made, server(port) as process:
         folder = Path(made)
-        config = dataclasses.replace(
-            watched_run(small_config, steps=40),
-            rewards=c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward"),
-        )
+        rewards = c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward")
+        config = dataclasses.replace(watched_run(small_config, steps=40), rewards=rewards)
         stopped = threading.Thread(target=_stop_for, args=(process.pid, folder / "run", 45.0), daemon=True)
         stopped.start()
         code, text = run_with("none", config, folder, 580.0)

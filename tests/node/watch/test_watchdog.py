@@ -82,10 +82,8 @@ def test_the_driver_is_named_where_no_rank_is_at_work():
         " main_loop\n"
     )
     ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
-    assert (
-        name_guilty_rank(ranks, "scorer.py:88 in score")
-        == "no rank is at work: the driver is at scorer.py:88 in score"
-    )
+    line = "no rank is at work: the driver is at scorer.py:88 in score"
+    assert name_guilty_rank(ranks, "scorer.py:88 in score") == line
     busy = [ranks[0], at(1, 7, False, stacks=STACKS)]
     assert name_guilty_rank(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
 
@@ -112,11 +110,9 @@ def config(tmp_path: Path, **watch) -> c.RunConfig:
 def test_a_phase_is_held_against_three_times_its_median(tmp_path):
     dog = Watchdog(config(tmp_path, floor_s=2.0, first_s=50.0, start_s=70.0))
     assert dog.limit_s("start") == 70.0 and dog.limit_s("update") == 50.0
-    lines = [
-        json.dumps({"step": s, "time/update_s": t, "time/sync_s": 0.1})
-        for s, t in enumerate([9.0, 1.0, 1.2, 1.1])
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step, update_s in enumerate([9.0, 1.0, 1.2, 1.1]):
+            file.write(json.dumps({"step": step, "time/update_s": update_s, "time/sync_s": 0.1}) + "\n")
     assert dog.limit_s("update") == pytest.approx(3 * 1.15) and dog.limit_s("sync") == 2.0
 
 
@@ -191,12 +187,8 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
         assert text.startswith(f"why: {line}") and "barrier" in (folder / "rank-0.txt").read_text()
         assert "in test_real_ranks_say_where_they_are" in (folder / "driver.txt").read_text()
         sample = NodeMonitor(0, tmp_path / "run", tmp_path).sample()
-        assert (
-            sample["ranks"]["0"][0] == 2
-            and sample["pieces"] == 2
-            and sample["memory_fraction"] > 0
-            and sample["disk_free_bytes"] > 0
-        )
+        assert sample["ranks"]["0"][0] == sample["pieces"] == 2
+        assert sample["memory_fraction"] > 0 and sample["disk_free_bytes"] > 0
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(0.2)
         assert name_guilty_rank([HangingRank(**r) for r in watchdog.dump_stacks(tmp_path, 0)]).startswith(
@@ -288,8 +280,7 @@ def run_with(
 ) -> tuple[int, str]:
     """The launcher with the faulty loop; exit code and all that was printed."""
     path = folder / "run.yaml"
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder / "run")))
-    path.write_text(c.dump(config))
+    path.write_text(c.dump(c.override(config, [f"run.dir={folder}/run"])))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
     env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "FAULT": fault} | variables
     job = [sys.executable, "-m", "tests.loops.faulty", "--config", str(path)]
@@ -299,13 +290,8 @@ def run_with(
 
 
 def watched(config: c.RunConfig, steps: int = 8, **guards) -> c.RunConfig:
-    return dataclasses.replace(
-        config,
-        run=dataclasses.replace(config.run, max_steps=steps),
-        watch=c.Watch(floor_s=15.0),
-        guards=c.Guards(**guards),
-        checkpoint=dataclasses.replace(config.checkpoint, every_steps=100),
-    )
+    config = dataclasses.replace(config, watch=c.Watch(floor_s=15.0), guards=c.Guards(**guards))
+    return c.override(config, [f"run.max_steps={steps}", "checkpoint.every_steps=100"])
 
 
 @pytest.mark.slow
@@ -324,9 +310,8 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
 def test_a_killed_rank_is_named_and_started_again_on_the_same_machine(small_config, folder):
     """Where a platform would restart the job, and there is a new checkpoint: neither Ray nor the machine is
     given up. The step before it was profiled on both ranks."""
-    config = watched(small_config, steps=5)
-    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile_step=2))
-    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=1))
+    options = ["logging.profile_step=2", "checkpoint.every_steps=1"]
+    config = c.override(watched(small_config, steps=5), options)
     code, text = run_with("killed", config, folder, 600.0, SPOTRL_PEERS="127.0.0.1", SPOTRL_NODE_RANK="0")
     assert code == 0, text
     rank = r"error: a rank or node was lost: rank 1 \(process \d+ on [\d.]+\): "
