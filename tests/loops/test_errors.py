@@ -35,16 +35,47 @@ def refuse(config, capsys, tmp_path, overrides=()) -> str:
     return lines[0]
 
 
-def test_missing_model(small_config, capsys, tmp_path):
-    config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "nowhere")))
-    assert "neither a folder nor a hub id" in refuse(config, capsys, tmp_path)
-
-
-def test_model_without_weights(small_config, capsys, tmp_path):
+def empty_folder(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
-    config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "empty")))
-    assert "no *.safetensors weights" in refuse(config, capsys, tmp_path)
+    return tmp_path / "empty"
+
+
+REFUSED = {
+    "no model": (["model.path={}/nowhere"], "neither a folder nor a hub id"),
+    "no weights": (["model.path={}/empty"], "no *.safetensors weights"),
+    "not in the cache, offline": (["model.path=nobody/nothing"], "the hub is switched off"),
+    "no data": (["data.path={}/no-data"], "no-data"),
+    "no such split": (["data.split=trian"], "train"),
+    "a batch that does not divide": (["algorithm.samples_per_update=5"], "use a divisor of 16"),
+    "too little memory": (
+        ["rollout.kv_cache_gib=10000"],
+        "lower placement.workers_per_node, rollout.kv_cache_gib or",
+    ),
+    "fewer rows than a step takes": (
+        ["rollout.prompts_per_step=66"],
+        "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step",
+    ),
+}
+NO_TEACHER = {
+    "{}": "has no config.json",
+    "nobody/nothing": "the hub is switched off",
+    "/nowhere/at/all": "is neither a folder nor a hub id",
+}
+"""A teacher is looked for as the model is, before anything starts."""
+for path, message in NO_TEACHER.items():
+    options = [f"algorithm.teacher={path}", "algorithm.kl_coef=0"]
+    REFUSED[f"teacher {path}"] = options, message
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused(small_config, capsys, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    empty_folder(tmp_path)
+    options, message = REFUSED[name]
+    options = [option.format(tmp_path) for option in options]
+    line = refuse(small_config, capsys, tmp_path, options)
+    assert message in line and (not name.startswith("teacher") or options[0].replace("=", " ") in line)
 
 
 def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, tmp_path):
@@ -61,44 +92,6 @@ def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, 
             shape_of(path)
 
 
-def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    config = replace(small_config, model=replace(small_config.model, path="nobody/nothing"))
-    assert "the hub is switched off" in refuse(config, capsys, tmp_path)
-
-
-def test_a_teacher_that_is_no_model(small_config, capsys, tmp_path, monkeypatch):
-    """It is looked for as the model is, before anything starts."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for teacher, said in (
-        (tmp_path, "has no config.json"),
-        ("nobody/nothing", "the hub is switched off"),
-        ("/nowhere/at/all", "is neither a folder nor a hub id"),
-    ):
-        options = [f"algorithm.teacher={teacher}", "algorithm.kl_coef=0"]
-        message = refuse(small_config, capsys, tmp_path, options)
-        assert f"algorithm.teacher {teacher}" in message and said in message
-
-
-def test_missing_data(small_config, capsys, tmp_path):
-    config = replace(small_config, data=replace(small_config.data, path=str(tmp_path / "no-data")))
-    assert "no-data" in refuse(config, capsys, tmp_path)
-
-
-def test_unknown_split(small_config, capsys, tmp_path):
-    config = replace(small_config, data=replace(small_config.data, split="trian"))
-    assert "train" in refuse(config, capsys, tmp_path)
-
-
-def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
-    assert "use a divisor of 16" in refuse(small_config, capsys, tmp_path, ["algorithm.samples_per_update=5"])
-
-
-def test_too_little_memory(small_config, capsys, tmp_path):
-    config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
-    assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
-
-
 def test_a_trainer_whose_completions_come_from_workers_needs_no_memory_for_an_engine(
     small_config, capsys, tmp_path
 ):
@@ -113,11 +106,6 @@ def test_a_trainer_whose_completions_come_from_workers_needs_no_memory_for_an_en
 def test_memory_is_what_the_container_may_take(small_config, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 29)
     assert "and 0.5 are free" in refuse(small_config, capsys, tmp_path)
-
-
-def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
-    message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
-    assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
 
 
 @pytest.mark.parametrize("wanted", ["fp32", "bf16"])

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,7 @@ class Dataset:
                 f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}"
             )
         self._files = [f for f in self.manifest.files if f["split"] == split]
-        self._starts = [0]
-        for file in self._files:
-            self._starts.append(self._starts[-1] + file["rows"])
+        self._starts = [0, *accumulate(file["rows"] for file in self._files)]
         cache = Path(cache_dir).expanduser() if cache_dir else cache_folder()
         self._dir = cache / self.fingerprint[:16] if "://" in self.path else Path(self.path)
         if "://" not in self.path:
@@ -240,9 +238,9 @@ class Dataset:
             if "://" in self.path:
                 self._fetch(file)
             reader = pq.ParquetFile(self._dir / file["path"], memory_map=True)
-            starts = [0]
-            for group in range(reader.num_row_groups):
-                starts.append(starts[-1] + reader.metadata.row_group(group).num_rows)
+            about = reader.metadata
+            groups = [about.row_group(group).num_rows for group in range(reader.num_row_groups)]
+            starts = [0, *accumulate(groups)]
             self._readers[shard] = reader, starts
         return self._readers[shard]
 

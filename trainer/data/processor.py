@@ -87,9 +87,8 @@ class Prompter:
         config = RunConfig(model=model)
         revision = {"revision": model.revision} if model.revision else {}
         try:
-            hub.model_file(
-                config, "config.json"
-            )  # raises StorageError if the hub is away, not if the model is missing
+            # raises StorageError if the hub is away, not if the model is missing
+            hub.model_file(config, "config.json")
             self.hf_config: Any = AutoConfig.from_pretrained(model.path, **revision)
             self.has_vision = getattr(self.hf_config, "vision_config", None) is not None
             loader = AutoProcessor if self.has_vision else AutoTokenizer
@@ -97,9 +96,7 @@ class Prompter:
         except StorageError:
             raise
         except Exception as error:
-            hub.check_hub_answers(
-                config
-            )  # raises StorageError: transformers has no error of its own for an outage
+            hub.check_hub_answers(config)  # raises StorageError: transformers has no error for an outage
             if isinstance(error, OSError | ValueError):
                 raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
             raise
@@ -127,11 +124,9 @@ class Prompter:
         """Ids that must never be sampled: vision tokens, and ids at the vocabulary's end that stand for no
         token. A sampled image token breaks training ("image features and image tokens do not match")."""
         text_config = getattr(self.hf_config, "text_config", None) or self.hf_config
+        named = [getattr(self.hf_config, name, None) for name in VISION_TOKENS]
         ids = set(range(len(self.tokenizer), text_config.vocab_size))
-        for name in VISION_TOKENS:
-            number = getattr(self.hf_config, name, None)
-            if isinstance(number, int):
-                ids.add(number)
+        ids |= {number for number in named if isinstance(number, int)}
         if VISION_PAD in self.tokenizer.get_vocab():
             ids.add(self.tokenizer.convert_tokens_to_ids(VISION_PAD))
         return sorted(ids)
@@ -212,10 +207,7 @@ class Prompter:
             chats = [with_tools(messages, self.tools) for messages in chats]
         if self.has_vision:
             return self.processor.apply_chat_template(list(chats), **wanted)
-        plain = []
-        for messages in chats:
-            plain.append([{**m, "content": content_text(m["content"])} for m in messages])
-
+        plain = [[{**m, "content": content_text(m["content"])} for m in messages] for messages in chats]
         return self.tokenizer.apply_chat_template(plain, **wanted)
 
     @property
@@ -261,7 +253,7 @@ class Prompter:
             raise ConfigError(f"row {row.id} has images but the model reads text only: choose a VL model")
         (text,) = self.texts([row.messages])
         ids = []
-        counts = iter(self._tokens_of_images(row))
+        counts = iter([self._image_tokens(data, row.id) for data in row.images])
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
@@ -301,7 +293,7 @@ class Prompter:
             spans.append((len(before), end + len(self.tokenizer.eos_token)))
 
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        image_tokens = iter(self._tokens_of_images(row))
+        image_tokens = iter([self._image_tokens(data, row.id) for data in row.images])
         positions = []
         position = 0
         for token, (start, end) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
@@ -309,9 +301,6 @@ class Prompter:
                 positions.append(position)
             position += next(image_tokens, 0) if token == self.image_token_id else 1
         return positions
-
-    def _tokens_of_images(self, row: Row) -> list[int]:
-        return [self._image_tokens(data, row.id) for data in row.images]
 
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
@@ -386,7 +375,8 @@ class Prompter:
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] (time, height, width) of one sequence; text-only models count up by one."""
-        return mrope_positions(tuple(token_ids), _grid(grid_thw), self.image_token_id, self.merge_size)
+        grid = () if grid_thw is None else tuple(map(tuple, grid_thw.tolist()))
+        return mrope_positions(tuple(token_ids), grid, self.image_token_id, self.merge_size)
 
 
 def mrope_positions(
@@ -425,12 +415,6 @@ def _runs(
         starts.append(start)
         end = start + t * h * w // merge_size**2
     return starts
-
-
-def _grid(grid_thw: Tensor | None) -> tuple[tuple[int, int, int], ...]:
-    if grid_thw is None:
-        return ()
-    return tuple((int(t), int(h), int(w)) for t, h, w in grid_thw.tolist())
 
 
 @lru_cache(maxsize=8)

@@ -32,14 +32,10 @@ class PromptForm:
     @classmethod
     def of(cls, chats: Iterable[Messages]) -> PromptForm | None:
         """The record of a run's chats as the model read them; None where their system messages differ."""
-        systems = set()
-        places = set()
-        for messages in chats:
-            first = messages[0]
+        systems, places = set(), set()
+        for first, *rest in chats:
             systems.add(content_text(first["content"]) if first["role"] == "system" else "")
-            for message in messages:
-                places.add(_place(message["content"]))
-        places.discard("")
+            places |= {_place(message["content"]) for message in (first, *rest)} - {""}
         if len(systems) != 1:
             return None
         return cls(systems.pop(), places.pop() if len(places) == 1 else VARIES)
@@ -87,8 +83,4 @@ def _placed(content: Any, images: str) -> Any:
     if _place(content) in ("", VARIES, images):
         return content
     # Sorting keeps the order of the images, and that of the texts.
-    return sorted(content, key=_is_image, reverse=images == "first")
-
-
-def _is_image(part: dict[str, Any]) -> bool:
-    return part["type"] == "image"
+    return sorted(content, key=lambda part: part["type"] == "image", reverse=images == "first")

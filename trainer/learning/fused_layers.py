@@ -86,28 +86,23 @@ def fuse_layers(model: nn.Module) -> int:
     """Puts compiled functions into a model's norms, SwiGLU layers and rotary positions; returns how many
     modules it changed. Raises NotImplementedError if it knows no module of the model, or if an MLP is no
     SwiGLU."""
-    changed = 0
-    sources = set()
-    for module in model.modules():
-        forward = _compiled_forward(module)
-        if forward is None:
-            continue
+    found = [(module, _compiled_forward(module)) for module in model.modules()]
+    changed = [(module, forward) for module, forward in found if forward is not None]
+    for module, forward in changed:
         module.forward = partial(forward, module)
-        changed += 1
-        sources.add(type(module).__module__)
     if not changed:
         raise NotImplementedError(
             f"{type(model).__name__} has no layer that is known here: set model.kernels=plain"
         )
 
-    for source in sources:
+    for source in {type(module).__module__ for module, _ in changed}:
         modeling = sys.modules[source]
         for name in ROTARY:
             plain = getattr(modeling, name, None)
             already_compiled = hasattr(plain, "_torchdynamo_orig_callable")
             if plain is not None and not already_compiled:
                 setattr(modeling, name, compiled_kernel(plain))
-    return changed
+    return len(changed)
 
 
 def _compiled_forward(module: Any) -> Callable[..., Tensor] | None:

@@ -160,7 +160,6 @@ def _samples(q: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> tu
     by_length: dict[int, list[int]] = {}
     for sample, tokens in enumerate(k):
         by_length.setdefault(_rounded(tokens), []).append(sample)
-
     lengths = torch.tensor(k)
     starts = lengths.cumsum(0) - lengths
     parts = []

@@ -47,10 +47,8 @@ def inject_adapters(model: Any, lora: LoRA, seed: int) -> None:
 
 def _linear_without_adapter(model: nn.Module) -> str | None:
     """Name of the first linear layer of a decoder layer that has no adapter, or None."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and WITHOUT_ADAPTER.match(name):
-            return name
-    return None
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return next(filter(WITHOUT_ADAPTER.match, linear), None)
 
 
 def silence_bitsandbytes() -> None:
@@ -71,16 +69,9 @@ def keep_backward(model: nn.Module) -> None:
 def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     """(parameters of the base model by its own names, adapted layers by the name of their weight). names:
     every parameter of `model`, by name."""
-    base = []
-    for name, parameter in names.items():
-        if ".lora_" not in name:
-            base.append((name.replace(".base_layer.", "."), parameter))
-
-    layers = {}
-    for path, module in model.named_modules():
-        if hasattr(module, "lora_A"):
-            layers[f"{path}.weight"] = module
-    return base, layers
+    own = [(name.replace(".base_layer.", "."), p) for name, p in names.items() if ".lora_" not in name]
+    modules = model.named_modules()
+    return own, {f"{path}.weight": module for path, module in modules if hasattr(module, "lora_A")}
 
 
 def adapter_factors(layer: Any) -> list[Any]:

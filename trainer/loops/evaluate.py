@@ -29,10 +29,8 @@ def _held_out(config: RunConfig, run: Session, step: int) -> dict[str, float]:
     evaluation, split = config.evaluation, config.evaluation_split
     dataset = run.rows.dataset(split)
     lengths = run.rows.prompt_tokens(split)
-    prompts = []
-    for row, length in enumerate(lengths):
-        if length < config.longest_sequence:
-            prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "eval", row)))
+    rows = [row for row, length in enumerate(lengths) if length < config.longest_sequence]
+    prompts = [Prompt(group=row, row=row, seed=seed_of(config.run.seed, "eval", row)) for row in rows]
     ask = SamplingRequest(
         kind="eval",
         step=step,
@@ -49,21 +47,17 @@ def _held_out(config: RunConfig, run: Session, step: int) -> dict[str, float]:
     outcomes = run.score(traces, dataset)
 
     accuracy = [0.0] * len(lengths)
-    well_formed = 0.0
-    tokens = 0
-    truncated = 0
     for trace, outcome in zip(traces, outcomes, strict=True):
         accuracy[trace.row] += outcome.accuracy
-        well_formed += outcome.format
-        tokens += len(trace.completion)
-        truncated += not trace.finished
+    tokens = sum(len(trace.completion) for trace in traces)
+    truncated = sum(not trace.finished for trace in traces)
     by_source: dict[str, list[float]] = {}
     for source, value in zip(dataset.column("source")[: len(lengths)], accuracy, strict=True):
         by_source.setdefault(source.rpartition("/")[2], []).append(value)
     asked, generated = evaluation.samples_per_prompt * len(lengths), max(1, len(traces))
     metrics = {
         "eval/accuracy": sum(accuracy) / asked,
-        "eval/format": well_formed / asked,
+        "eval/format": sum(outcome.format for outcome in outcomes) / asked,
         "eval/too_long": float(len(lengths) - len(prompts)),
         "eval/response_tokens_mean": tokens / generated,
         "eval/truncated_fraction": truncated / generated,

@@ -8,7 +8,7 @@ from typing import Any
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
-from trainer.data.schema import Row, question_text
+from trainer.data.schema import question_text
 from trainer.observe.guards import shortened_completion
 from trainer.rewards.completion_facts import facts_of_row
 from trainer.rewards.scorer import Scorer
@@ -44,24 +44,16 @@ class CompletionGrader:
         return outcomes
 
     def _score(self, traces: Sequence[Trace], completions: list[str], dataset: Dataset) -> list[Outcome]:
-        rows: dict[int, Row] = {}
-        references = []
-        answer_types = []
-        questions = []
-        facts: list[dict[str, Any]] = []
-        for trace in traces:
-            # A row's completions are many, and reading it reads its images.
-            if trace.row not in rows:
-                rows[trace.row] = dataset[trace.row]
-            row = rows[trace.row]
-            references.append(row.answer)
-            answer_types.append(row.answer_type)
-            questions.append(question_text(row.messages))
-            if self.config.rewards.own:
-                facts.append(facts_of_row(row))
-                if self.scorer.wants_ids:
-                    facts[-1]["completion_ids"] = trace.tokens[trace.learned].tolist()
-        return self.scorer.score(completions, references, answer_types, questions, facts)
+        # A row's completions are many, and reading it reads its images.
+        by_number = {number: dataset[number] for number in dict.fromkeys(trace.row for trace in traces)}
+        rows = [by_number[trace.row] for trace in traces]
+        facts: list[dict[str, Any]] = [facts_of_row(row) for row in rows] if self.config.rewards.own else []
+        if facts and self.scorer.wants_ids:
+            for trace, of_row in zip(traces, facts, strict=True):
+                of_row["completion_ids"] = trace.tokens[trace.learned].tolist()
+        references = [row.answer for row in rows]
+        questions = [question_text(row.messages) for row in rows]
+        return self.scorer.score(completions, references, [row.answer_type for row in rows], questions, facts)
 
     def _suspects(self, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, str]:
         unsound = [trace for trace in traces if not trace.sound]

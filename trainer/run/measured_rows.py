@@ -68,9 +68,8 @@ class Rows:
         out, shown = np.zeros((rows, 2), np.int32), time.monotonic()
         done = 0
         for offset in range(0, max(stop - start for start, stop in slices), ROWS_PER_CALL):
-            pieces = []
-            for start, stop in slices:
-                pieces.append((split, min(start + offset, stop), min(start + offset + ROWS_PER_CALL, stop)))
+            begins = [(min(start + offset, stop), stop) for start, stop in slices]
+            pieces = [(split, begin, min(begin + ROWS_PER_CALL, stop)) for begin, stop in begins]
             measured = self.ranks.each(RankProcess.lengths, pieces)
             for (_, start, stop), part in zip(pieces, measured, strict=True):
                 out[start:stop] = part

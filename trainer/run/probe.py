@@ -29,9 +29,8 @@ class Probe:
         """Short completions of a few prompts, one for each engine that the ranks would have."""
         rollout, split = self.config.rollout, self.config.train_split
         usable = self.rows.usable(split)
-        prompts = []
-        for i in range(self.config.placement.world_size // rollout.tensor_parallel):
-            prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
+        engines = range(self.config.placement.world_size // rollout.tensor_parallel)
+        prompts = [Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in engines]
         return SamplingRequest(
             kind="probe",
             step=version,
@@ -69,14 +68,9 @@ class Probe:
         gaps: dict[int, list[np.ndarray]] = {}
         for trace, policy in zip(traces, self.policy_logprobs(traces), strict=True):
             gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
-        means = []
-        largest = []
-        for parts in gaps.values():
-            of_engine = np.concatenate(parts)
-            means.append(of_engine.mean())
-            largest.append(of_engine.max())
-        mean, worst = float(np.max(means)), float(np.max(largest))
-
+        by_engine = [np.concatenate(parts) for parts in gaps.values()]
+        mean = float(np.max([gap.mean() for gap in by_engine]))
+        worst = float(np.max([gap.max() for gap in by_engine]))
         limit = self.config.engine_tolerance
         differ = f"engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)"
         print(f"weight sync: {differ}", flush=True)

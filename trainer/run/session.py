@@ -204,12 +204,10 @@ class Session:
             good = self.checkpoints.retention.from_before_the_trouble()
         except StorageError:
             return  # the error that ends the run is printed anyway
-        run = self.config.run_id
+        command = f"python3 launch.py resume {self.config.run_id} --before {trouble}"
+        advice = "no checkpoint is from before it: start a new run"
         if good:
-            command = f"python3 launch.py resume {run} --before {trouble}"
             advice = f"the checkpoint of step {good} is from before it: `{command}`"
-        else:
-            advice = "no checkpoint is from before it: start a new run"
         print(f"guards: trouble since step {trouble}; {advice}", flush=True)
 
     def resume(self) -> ResumedRun:
@@ -300,10 +298,9 @@ class Session:
     ) -> GradedStep:
         """Logs a step's graded completions, before the weights change; and with them those of later steps so
         far, as `Graded.waiting`."""
-        stats = {
-            name: value for name, value in self.grader.scorer.stats().items() if not name.startswith("perf/")
-        }
-        graded = GradedStep(traces, outcomes, stats, waiting=waiting)
+        stats = self.grader.scorer.stats().items()
+        kept = {name: value for name, value in stats if not name.startswith("perf/")}
+        graded = GradedStep(traces, outcomes, kept, waiting=waiting)
         self.rollouts.write(step, graded, self.checkpoints.retention.floor)
         return graded
 

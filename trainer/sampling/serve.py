@@ -157,13 +157,11 @@ def server_answers(port: int) -> bool:
 
 def end_server(server: subprocess.Popen[bytes]) -> None:
     """Ends the server and the processes of its engine."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(END_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(END_S)
 
 
 def main(argv: list[str] | None = None) -> int:

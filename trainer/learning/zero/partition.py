@@ -71,14 +71,9 @@ class Partition:
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
         a flat parameter."""
-        pieces = {}
-        views = {}
-        for name, p in self.trained.items():
-            piece = self._piece(p)
-            if piece.start < piece.stop:
-                pieces[name] = piece
-                views[name] = self._views(piece)
-
+        pieces = {name: self._piece(p) for name, p in self.trained.items()}
+        pieces = {name: piece for name, piece in pieces.items() if piece.start < piece.stop}
+        views = {name: self._views(piece) for name, piece in pieces.items()}
         wanted = []
         for kind in sorted(KINDS):  # the files have one kind after the other
             wanted += [(kind, name, piece.start, piece.stop) for name, piece in pieces.items()]
