@@ -22,46 +22,23 @@ your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside
   less data/mine/quarantine.jsonl                                  #    and at what was left out, and why
   python3 launch.py up RECIPE --set data.path=data/mine            # 4. train on it
 
-a published set:
-  python3 launch.py data prepare --list                            # names, licenses, what was checked
-  python3 launch.py data prepare mathv60k                          # or any repository: OWNER/NAME
-  python3 launch.py data prepare mathvista                         # what you will evaluate on, all rows kept
-  python3 launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0 # drawn, not downloaded
-  python3 launch.py data overlap data/geometry3k data/mathvista    # does the training set know it?
-  python3 launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
-  python3 launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
-  python3 launch.py evaluate RECIPE --pass-rate --set data.path=data/mine # measures rates: pass_rates.jsonl
-  python3 launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
+a published set, mathv60k or mathvista, say (data prepare --list names them all), or any repository:
+  python3 launch.py data prepare mathv60k
 
-Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the
-same. The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.
+The forms that are recognized, the checks and the reasons in quarantine.jsonl are in docs/data.md.
 """
 EXAMPLES = f"""
-forms that are recognized, by their columns:
-  question and answer   question, problem, query or instruction; answer, gold, label...; image or images;
-                        choices (plain, EasyR1, ViRL39K, Alpaca; a worked solution with a box or #### gives
-                        the answer)
-  messages              OpenAI and Qwen chats: the last reply states the answer; images as paths or data URLs
-  conversations         LLaVA and ShareGPT, with image or images
-  verl                  prompt, images, reward_model.ground_truth
-  MathV60K              message, answer
-images may be paths (relative to the file, absolute, or endings of names inside --images), bytes, base64,
-data URLs, or structures of bytes and path as the datasets library writes them.
-
 named sets: {", ".join(NAMES)}, {GENERATED}
 
 examples:
   python3 launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
       --images photos.zip
-  python3 launch.py data prepare mine.jsonl geometry3k --name both        # joined
   python3 launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
   python3 launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
   python3 launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
   python3 launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
-An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that
-were unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with
-its reason.
+An interrupted preparation is repeated with the same command: what was downloaded, unpacked and checked stays.
 """
 
 

@@ -31,7 +31,6 @@ from data_prep.ingest.wanted import Wanted
 from data_prep.sources.row_source import BadRow, Candidate, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
-from data_prep.write.quarantine import Quarantine
 from data_prep.write.shards import SplitWriter, clear, fingerprint, others_in, write_manifest
 from trainer.config import ConfigError
 from trainer.data.dataset import MANIFEST, read_manifest
@@ -388,7 +387,14 @@ def _write(
     total = sum(one.row_count for one in opened)
     done = 0
     with open(out / "quarantine.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
-        quarantine = Quarantine(file)
+        quarantined: Counter[str] = Counter()
+
+        def set_aside(reason: str, **row: Any) -> None:
+            kind, _, detail = reason.partition(": ")
+            quarantined[kind] += 1
+            record = {"reason": kind, "detail": detail, **row}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
         for one in opened:
             verdicts = iter(one.judged)
             for item in one.rows():
@@ -396,12 +402,15 @@ def _write(
                 if done % BATCH_ROWS == 0 or done == total:
                     on_progress("rows written", done, total)
                 if isinstance(item, BadRow):
-                    quarantine.add_unreadable(item, one.source.name)
+                    reason = f"{item.reason}: {item.detail}"
+                    set_aside(reason, source=one.source.name, index=item.index, raw=item.raw)
                     continue
                 row = complete(item, one.settings.sft)
                 result = next(verdicts)
                 if result.reason:
-                    quarantine.add_rejected(row, result.reason)
+                    question = question_text(row.messages)[:2000]
+                    shown = {"question": question, "answer": row.answer, "images": row.images}
+                    set_aside(result.reason, source=row.source, index=row.index, **shown)
                     continue
                 written = _written(row, result, one)
                 writers[result.split].add(written)
@@ -419,7 +428,7 @@ def _write(
         rows=counts,
         files=files,
         images_per_row=images_per_row,
-        quarantined=dict(quarantine.counts.most_common()),
+        quarantined=dict(quarantined.most_common()),
         settings=asked,
         fingerprint=fingerprint(files, asked),
     )

@@ -126,19 +126,10 @@ class Command(click.Command):
             raise ConfigError(
                 f"`{self.name}` starts no platform that {' '.join(flags)} could be passed on to"
             )
-        left = super().parse_args(ctx, [self._whole(word) for word in args[:cut]])
+        left = super().parse_args(ctx, args[:cut])
         if self.starts:
             ctx.params["flags"] = tuple(flags)
         return left
-
-    def _whole(self, word: str) -> str:
-        """The option that a word is the beginning of, where it is that of one alone."""
-        name, equals, value = word.partition("=")
-        known = [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
-        begun = [option for option in known if option.startswith(name)]
-        if len(name) < 3 or name in known or len(begun) != 1:
-            return word
-        return begun[0] + equals + value
 
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the function in the checkout; files were named from where the person stands."""

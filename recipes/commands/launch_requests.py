@@ -11,7 +11,6 @@ from recipes.drivers import fleet_launch, launch_tokens, launching, shared_recor
 from recipes.drivers.launching import LaunchOptions
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
-from recipes.presets import demo as demo_recipe
 from recipes.records import run_process, run_record
 from trainer.config import ConfigError
 
@@ -21,7 +20,7 @@ NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", *NOTHING_AH
 a fraction of the GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchRequest:
     recipe: str
     """Its name or file; for `evaluate` and `serve` also a run or a model."""
@@ -47,26 +46,10 @@ def launch_request(
     bucket: str = "",
     hosts: str = "",
     fleet: str = "",
-    yes: bool = False,
     **options: Any,
 ) -> LaunchRequest:
     """The request of what a command was given; options: fields of `LaunchOptions`."""
-    return LaunchRequest(
-        recipe=recipe,
-        target=target,
-        overrides=tuple(overrides),
-        bucket=bucket,
-        hosts=hosts,
-        options=LaunchOptions(yes=yes, **options),
-        fleet=fleet,
-    )
-
-
-def start_demo(request: LaunchRequest) -> int:
-    """Says what a person will wait for, then starts the demo."""
-    if request.recipe == "demo" and not request.options.dry_run:
-        print(demo_recipe.STAGES, flush=True)
-    return start_run(request)
+    return LaunchRequest(recipe, target, tuple(overrides), bucket, hosts, LaunchOptions(**options), fleet)
 
 
 def start_run(request: LaunchRequest) -> int:
@@ -106,42 +89,19 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     return start_run(replace(request, overrides=overrides))
 
 
-@dataclass(frozen=True)
-class BenchmarkRequest:
-    """What `evaluate --benchmarks` is asked for."""
-
-    benchmarks: str
-    """Names, separated by commas."""
-    samples: int | None
-    temperature: float | None
-    limit: int
-    """Rows of each; 0: all."""
-    prompt: str
-    """Empty: `published` for a model that neither a run nor a recipe trains, else `ours`."""
-    mapping: str
-    """Roles of a file's columns, as `data prepare --map` takes them."""
-
-
-def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
-    """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
+def start_evaluation(
+    request: LaunchRequest, prompt: str | None, names: str, samples: int, **scored: Any
+) -> int:
+    """Scores a recipe, a model or a run on benchmarks. What the user sets wins. prompt: None is `published`
+    for a model that neither a run nor a recipe trains, else `ours`; the others: of `evaluation_overrides`."""
     trained_model.adopt_where_shared(request.recipe, request.bucket, request.options.trust)
     recipe, own = trained_model.what_to_evaluate(request.recipe, request.bucket, request.target)
-    prompt = wanted.prompt
     if not prompt:
-        prompt = (
-            "published"
-            if trained_model.is_foreign_model(request.recipe, request.bucket, request.target)
-            else "ours"
-        )
+        foreign = trained_model.is_foreign_model(request.recipe, request.bucket, request.target)
+        prompt = "published" if foreign else "ours"
         print(f"asks: --prompt {prompt} (docs/evaluation.md)")
     of_benchmarks = benchmarks.evaluation_overrides(
-        wanted.benchmarks,
-        max(1, wanted.samples or 1),
-        wanted.temperature,
-        wanted.limit,
-        prompt,
-        wanted.mapping,
-        bool(request.fleet),
+        names, samples, prompt=prompt, fleet=bool(request.fleet), **scored
     )
     sized = _without_model if request.fleet else _sized
     overrides = sized(recipe, (*own, *of_benchmarks, *NO_TRAINING), request.overrides)

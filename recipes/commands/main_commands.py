@@ -6,6 +6,7 @@ returns the exit code. Those that look at runs are in recipes/commands/look_comm
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,31 @@ def plan_recipe(
 @click.option("--out", type=FILE, metavar="FOLDER", help="folder to write them to")
 def render_files(recipe: str, target: str | None, overrides: list[str], out: str | None) -> int:
     """Print the task files of a recipe, or write them to --out."""
-    from recipes.commands import render_command
+    from recipes.drivers import task_files, uploads
+    from recipes.plan import choice
+    from recipes.platforms.targets import targets_for
+    from recipes.presets import own_data, resolve
 
-    return render_command.write_task_files(recipe, target, overrides, Path(out) if out else None)
+    resolved = resolve(recipe, overrides)
+    if not target:
+        target = choice.cheapest_target(resolved)
+        print(f"for {target}, the cheapest of {', '.join(targets_for(resolved))}", file=sys.stderr)
+    own_data.check_there(resolved)
+    resolved = uploads.with_uploads(resolved, target, {})
+    files = task_files.render(task_files.resolve_task(resolved, target))
+    for line in uploads.upload_lines(resolved):
+        print(
+            f"`python3 launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr
+        )
+    for file, text in files.items():
+        if out:
+            path = Path(out, file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(path)
+        else:
+            print(f"# --- {file}\n{text}" if len(files) > 1 else text, end="")
+    return 0
 
 
 @launch.command("demo", panel="run", examples=("--set run.max_steps=20 --run-id short", "--pretrained"))
@@ -133,11 +156,14 @@ def run_demo(method: str, pretrained: bool, **given: Any) -> int:
 
     One that was killed resumes where it was."""
     from recipes.commands import launch_requests
+    from recipes.presets import demo
 
     name = "demo-pretrained" if pretrained else "demo"
     if method != "grpo":
         name += f"-{method}"
-    return launch_requests.start_demo(launch_requests.launch_request(name, "local", **given))
+    if name == "demo" and not given["dry_run"]:
+        print(demo.STAGES, flush=True)
+    return launch_requests.start_run(launch_requests.launch_request(name, "local", **given))
 
 
 @launch.command(
@@ -176,10 +202,9 @@ def launch_run(recipe: str, target: str | None, **given: Any) -> int:
 def resume_run(run: str, bucket: str, before: int, **given: Any) -> int:
     """Start a run again, from its last committed checkpoint."""
     from recipes.commands import launch_requests
+    from recipes.drivers.launching import LaunchOptions
 
-    return launch_requests.resume_run(
-        run, bucket, launch_requests.launch_request("", None, **given).options, before
-    )
+    return launch_requests.resume_run(run, bucket, LaunchOptions(**given), before)
 
 
 @launch.command("down", panel="run")
@@ -247,9 +272,9 @@ def evaluate_model(
     benchmarks: str,
     pass_rate: bool,
     samples: int | None,
+    prompt: str | None,
     temperature: float | None,
     limit: int,
-    prompt: str | None,
     mapping: str,
     **given: Any,
 ) -> int:
@@ -263,8 +288,8 @@ def evaluate_model(
     request = launch_requests.launch_request(recipe, target, **given)
     if pass_rate:
         return launch_requests.pass_rates(request, samples)
-    wanted = launch_requests.BenchmarkRequest(benchmarks, samples, temperature, limit, prompt or "", mapping)
-    return launch_requests.start_evaluation(request, wanted)
+    scored = {"temperature": temperature, "limit": limit, "mapping": mapping}
+    return launch_requests.start_evaluation(request, prompt, benchmarks, max(1, samples or 1), **scored)
 
 
 @launch.command(

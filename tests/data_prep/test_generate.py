@@ -8,6 +8,7 @@ import io
 import math
 import random
 import re
+import shlex
 from collections import Counter
 from dataclasses import replace
 
@@ -220,18 +221,7 @@ def test_images_are_what_the_rows_name_and_families_share_alike():
 
 
 def test_one_command_prepares_it(tmp_path, capsys):
-    command = [
-        "prepare",
-        "generated",
-        "--rows",
-        "48",
-        "--difficulty",
-        "2..4",
-        "--validation",
-        "0.2",
-        "--workers",
-        "1",
-    ]
+    command = shlex.split("prepare generated --rows 48 --difficulty 2..4 --validation 0.2 --workers 1")
     assert commands.main([*command, "--out", str(tmp_path / "a")]) == 0
     dataset = Dataset(tmp_path / "a", "train")
     assert (

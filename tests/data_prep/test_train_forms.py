@@ -1,4 +1,4 @@
-"""Own rows of every form, from files to two real training steps: prepared, shown, exported, trained on."""
+"""Own rows of every form, from files to two real training steps: prepared, shown, trained on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def trained(config, tmp_path, source, *arguments, module="trainer.loops.grpo") -> tuple[list[dict], Job]:
-    """Prepares, shows and exports `source`, then runs two steps of one rank. Returns the metrics and the
+    """Prepares and shows `source`, then runs two steps of one rank. Returns the metrics and the
     job."""
     out = str(tmp_path / "prepared")
     assert commands.main(["prepare", str(source), *arguments, "--out", out, "--validation", "0"]) == 0
     assert commands.main(["show", out, "--tokenizer", config.model.path]) == 0
-    for target in ("trl", "verl"):
-        assert commands.main(["export", out, "--to", target, "--out", str(tmp_path / target)]) == 0
     (tmp_path / "reward.py").write_text(REWARD)
     config = replace(
         config,
@@ -50,24 +48,11 @@ def check(lines, rows) -> None:
     assert len(rows) == test_own.ROWS
 
 
-def arguments_of(form, folder) -> list[str]:
-    return ["--images", str(folder)] if form is test_own.mathv60k else []
-
-
 @pytest.mark.long
 def test_two_steps_on_chats_with_data_urls(small_config, tmp_path, capsys):
     lines, job = trained(small_config, tmp_path, test_own.openai(tmp_path / "raw"))
     check(lines, Dataset(job.config.data.path))
     assert "supervised: " in capsys.readouterr().out
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in test_own.NAMES if name != "openai"])
-def test_two_steps_on_every_other_form(name, small_config, tmp_path):
-    form = getattr(test_own, name)
-    source = form(tmp_path / "raw")
-    lines, job = trained(small_config, tmp_path, source, *arguments_of(form, tmp_path / "raw"))
-    check(lines, Dataset(job.config.data.path))
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import shlex
 import sys
 
 import pytest
@@ -14,16 +15,7 @@ from recipes.drivers import launching
 from recipes.records import run_record
 from trainer.system.exit_codes import EXIT_INTERRUPTED
 
-UP = [
-    "up",
-    "grpo-qwen2.5-vl-7b-mathv60k",
-    "--target",
-    "skypilot-runpod",
-    "--bucket",
-    "s3://mine",
-    "--run-id",
-    "mine",
-]
+UP = shlex.split("up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine --run-id mine")
 SMALL = ["up", "sft-qwen2.5-7b-lora", *UP[2:]]
 
 
@@ -47,7 +39,7 @@ def test_a_run_that_costs_much_is_started_after_a_yes_alone(capsys, terminal, tm
     code, out, err = run(capsys, *UP)
     assert code == EXIT_INTERRUPTED and out.endswith("nothing was started\n"), err
     assert terminal[1] == (
-        "likely $313 in 21.9 h on skypilot-runpod, at most $509 in nine of ten runs: start it? [y/N] "
+        "likely $304 in 21.2 h on skypilot-runpod, at most $503 in nine of ten runs: start it? [y/N] "
     )
     assert not run_record.is_known("mine") and not (tmp_path / "calls").exists()
     terminal[:] = ["y"]

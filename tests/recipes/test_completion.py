@@ -111,8 +111,7 @@ def test_no_arguments_show_the_commands_and_are_refused(capsys):
         (["compare", "mine"], "compare one run with --expected, or two runs"),
         (["compare", "mine", "other", "--expected"], "compare one run with --expected, or two runs"),
         (["status", "mine", "--", "--all"], "`status` starts no platform that --all could be passed on to"),
-        (["plan", "demo", "--dead", "0h"], "--deadline '0h': give more than no time"),
-        (["up", "demo", "--re", "--dry"], "commit or drop"),
+        (["plan", "demo", "--deadline", "0h"], "--deadline '0h': give more than no time"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -148,7 +147,7 @@ def test_benchmarks_of_your_own_are_named_from_where_the_command_is_given(monkey
 
     seen = []
     monkeypatch.setattr(
-        launch_requests, "start_evaluation", lambda request, wanted: seen.append(wanted.benchmarks) or 0
+        launch_requests, "start_evaluation", lambda _, prompt, names, *a, **b: seen.append(names) or 0
     )
     (tmp_path / "own.jsonl").touch()
     monkeypatch.chdir(tmp_path)
