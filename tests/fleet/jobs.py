@@ -74,10 +74,11 @@ class WorkerProcess:
 
 def other_ranks(pid: int) -> list[int]:
     """The ranks that a worker's process has started, in order."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"trainer.fleet.engine_ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found.append(int(child))
+    found = [
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if b"trainer.fleet.engine_ranks" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
     return sorted(found)
 
 
@@ -162,11 +163,9 @@ def final_weights(job: Job) -> dict[str, Any]:
 
 
 def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int = 1) -> dict[str, int]:
-    """The two runs sampled, graded and computed the same, bit for bit. Returns how much was compared.
-
-    but: beginnings of the names of metrics that only one of them has. since: first step whose completions
-    the other one's disk holds.
-    """
+    """The two runs sampled, graded and computed the same, bit for bit. Returns how much was compared. but:
+    beginnings of the names of metrics that only one of them has. since: first step whose completions the
+    other one's disk holds."""
     ours, theirs = rollouts(one), rollouts(other)
     ours = {name: arrays for name, arrays in ours.items() if int(name[5:]) >= since}
     assert ours.keys() == theirs.keys() and ours

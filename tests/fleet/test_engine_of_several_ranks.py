@@ -125,10 +125,11 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         for one in started:
             one.signal(signal.SIGKILL)
             one.process.wait()
-    gaps = []
-    for ours, theirs in zip(of_pair, of_single, strict=True):
-        if np.array_equal(ours.completion, theirs.completion):
-            gaps.append(float(np.abs(ours.logprobs - theirs.logprobs).max()))
+    gaps = [
+        float(np.abs(ours.logprobs - theirs.logprobs).max())
+        for ours, theirs in zip(of_pair, of_single, strict=True)
+        if np.array_equal(ours.completion, theirs.completion)
+    ]
     assert len(gaps) > 0.8 * len(of_pair) and max(gaps) < 1e-4
 
 

@@ -199,11 +199,9 @@ def _newer_than(
 
 
 class Attempts(AttemptRecord):
-    """The attempts of one run, for those who may take one.
-
-    storage: the folder that they lie in. config: of the run, and of its seal; without it an attempt does not
-    note which checkpoints count, and its history is that of the one before.
-    """
+    """The attempts of one run, for those who may take one. storage: the folder that they lie in. config: of
+    the run, and of its seal; without it an attempt does not note which checkpoints count, and its history is
+    that of the one before."""
 
     def __init__(
         self,
@@ -229,9 +227,7 @@ class Attempts(AttemptRecord):
 
     def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
-
-        Raises RunIsFinal where the run is over, or has spent its restarts: then it is over from here on.
-        """
+        Raises RunIsFinal where the run is over, or has spent its restarts: then it is over from here on."""
         final = self.final()
         if final is not None and final.launch == launch:
             raise RunIsFinal(final.code, final.why)
@@ -267,11 +263,9 @@ class Attempts(AttemptRecord):
         self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()
     ) -> int:
         """Counts a start that failed before it could take an attempt; returns the exit code to leave with.
-
-        machines: those that failed their checks. Raises RunIsFinal where the run is over. Replaces
-        nothing that lives: a second launch that fails leaves the first alone; in one launch the platform
-        starts again what has ended.
-        """
+        machines: those that failed their checks. Raises RunIsFinal where the run is over. Replaces nothing
+        that lives: a second launch that fails leaves the first alone; in one launch the platform starts again
+        what has ended."""
         other = self.alive()
         if other is not None and (not launch or other.launch != launch):
             return code
@@ -286,13 +280,10 @@ class Attempts(AttemptRecord):
         machines: Collection[Machine] = (),
         died_at_step: int | None = None,
     ) -> int:
-        """Records how an attempt ended; returns the exit code to leave with.
-
-        Where no restart can help, or none is left, the run is over for good, so that the platform need not
-        start once more to find out. machines: those that failed their checks. died_at_step: as in
-        `PastAttempt`. An attempt that was replaced writes nothing, however it ends: what it came to says
-        nothing of the run, which goes on.
-        """
+        """Records how an attempt ended; returns the exit code to leave with. Where no restart can help, or
+        none is left, the run is over for good, so that the platform need not start once more to find out.
+        machines: those that failed their checks. died_at_step: as in `PastAttempt`. An attempt that was
+        replaced writes nothing, however it ends: what it came to says nothing of the run, which goes on."""
         if code == EXIT_FENCED:
             return code
         try:
@@ -360,11 +351,9 @@ class Attempts(AttemptRecord):
             self._give_up(f"the run ends at step {committed}: {why}", launch)
 
     def _refuse_spent(self, past: list[PastAttempt], launch: str, committed: int) -> str:
-        """How many of which failures are left, for `status`; "" while nothing has failed.
-
-        Raises RunIsFinal, and ends the run, if the attempts since the last new commit have spent the
-        budget, or a process has died twice at one step.
-        """
+        """How many of which failures are left, for `status`; "" while nothing has failed. Raises RunIsFinal,
+        and ends the run, if the attempts since the last new commit have spent the budget, or a process has
+        died twice at one step."""
         failed = lost = 0
         deaths: list[PastAttempt] = []  # the newest first
         for attempt in reversed(past):

@@ -94,11 +94,8 @@ def rewound(config: RunConfig, past: CheckpointHistory) -> Counts:
 
 def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
     """Raises ConfigError where the run's newest checkpoint, here or in the store, cannot be resumed by
-    `config`.
-
-    A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
-    that one for nothing. Raises StorageError where the store does not answer.
-    """
+    `config`. A start asks this before it replaces an attempt that may be alive: what is refused later would
+    have ended that one for nothing. Raises StorageError where the store does not answer."""
     counts = rewound(config, history_of(config))
     manifests = manifests_here(local_dir(config), counts)
     remote = remote_url(config)

@@ -159,10 +159,8 @@ def write_shards(
     extra: dict[str, Any],
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
-
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
-    weights.
-    """
+    weights."""
     stem = rank_stem(rank, world_size)
     files, index = _in_files(shards)
     records = []
@@ -203,11 +201,9 @@ def write_shards(
 
 
 def _in_files(shards: dict[str, Shard]) -> tuple[list[dict[str, torch.Tensor]], dict[str, list[Any]]]:
-    """The tensors of each file by their keys in it, and the index of all files.
-
-    The index has of each parameter its shape, the start and stop of the piece, and {kind: number of the
-    file}. Raises CheckpointError for a tensor that is not on the CPU, or not as long as its piece.
-    """
+    """The tensors of each file by their keys in it, and the index of all files. The index has of each
+    parameter its shape, the start and stop of the piece, and {kind: number of the file}. Raises
+    CheckpointError for a tensor that is not on the CPU, or not as long as its piece."""
     kinds: set[str] = set()
     for shard in shards.values():
         kinds.update(shard.tensors)

@@ -99,10 +99,8 @@ def export_hf(
 
 def export_adapter(source: FoundCheckpoint | str | Path, out_dir: str | Path, config: RunConfig) -> Path:
     """Writes the adapter of a LoRA run as peft's folder, which `PeftModel.from_pretrained` and vLLM load, and
-    transformers' `from_pretrained` too where the base model is found under config.model.path.
-
-    The folder appears whole or not at all. Raises ConfigError if the checkpoint has no adapter.
-    """
+    transformers' `from_pretrained` too where the base model is found under config.model.path. The folder
+    appears whole or not at all. Raises ConfigError if the checkpoint has no adapter."""
     reader = ShardReader(source)
     out = Path(out_dir)
     sources: Sources = {}
@@ -277,9 +275,7 @@ def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
 
 
 def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
-    entries = {}
-    for name, (shape, _) in sources.items():
-        entries[name] = (dtype, shape)
+    entries = {name: (dtype, shape) for name, (shape, _) in sources.items()}
     yield safetensors_header(entries, {"format": "pt"})
     for shape, read in sources.values():
         total = torch.Size(shape).numel()

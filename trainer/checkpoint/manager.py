@@ -73,8 +73,7 @@ class StoreCommits:
         return self._commit is not None
 
     def poll(self) -> None:
-        """Takes in how a commit has ended. Raises StorageError as
-        `CheckpointProgress.count_failure` does."""
+        """Takes in how a commit has ended. Raises StorageError as `CheckpointProgress.count_failure` does."""
         if self._commit is None or not self._commit.done():
             return
         error = self._commit.exception()
@@ -229,10 +228,7 @@ class Checkpoints:
 
     def due(self, step: int, step_time_s: float, last: bool = False) -> bool:
         """Whether to save after `step`. One is written at a time; beside an upload only where the disk has
-        room for it.
-
-        last: the run ends. Raises StorageError after MAX_FAILURES failures in a row.
-        """
+        room for it. last: the run ends. Raises StorageError after MAX_FAILURES failures in a row."""
         self.poll()
         if self.progress.writing is not None or not self.schedule.wants(step, step_time_s, last):
             return False
@@ -259,12 +255,10 @@ class Checkpoints:
         attach: Iterable[str | Path] = (),
         ahead: Sequence[int] = (),
     ) -> None:
-        """Opens the checkpoint of `step` before the ranks write.
-
-        state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for
-        keep_best. attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
-        ahead: steps after it whose completions older weights have sampled: it needs their rollout logs.
-        """
+        """Opens the checkpoint of `step` before the ranks write. state: JSON values, tensors, arrays, bytes;
+        read back as `Found.state`. score: held-out score for keep_best. attach: append-only files of the run
+        (metrics.jsonl) that a resume on a fresh node needs. ahead: steps after it whose completions older
+        weights have sampled: it needs their rollout logs."""
         assert self.progress.writing is None, "one checkpoint at a time"
         for stale in self._stale:
             drop(self.folder / step_name(stale))
@@ -293,10 +287,8 @@ class Checkpoints:
 
     def advance(self, ranks: Sequence[RankStatus]) -> bool:
         """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises
-        StorageError, and CheckpointError where a rollout log that it needs could not be written.
-
-        The store's commit is made in a thread; `poll` takes in how it ended.
-        """
+        StorageError, and CheckpointError where a rollout log that it needs could not be written. The store's
+        commit is made in a thread; `poll` takes in how it ended."""
         self.poll()
         committed = False
         step = self.progress.writing
@@ -364,9 +356,7 @@ class Checkpoints:
 
     def failed(self, error: object) -> None:
         """A rank could not write: the checkpoint is dropped, told, and tried again after the next step.
-
-        Raises StorageError when that has happened MAX_FAILURES times in a row.
-        """
+        Raises StorageError when that has happened MAX_FAILURES times in a row."""
         if self.progress.uploading == self.progress.writing:
             self.progress.uploading = None
         self.progress.writing = None
@@ -380,10 +370,7 @@ class Checkpoints:
 
     def to_send(self) -> int | None:
         """The step that the ranks are to upload now: the newest committed one, if the store lacks it and none
-        is going.
-
-        Call it once per step: after a failed upload it asks for another. None: nothing to do.
-        """
+        is going. Call it once per step: after a failed upload it asks for another. None: nothing to do."""
         self.poll()
         progress = self.progress
         if self._store is None or progress.uploading is not None:

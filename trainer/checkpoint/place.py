@@ -154,10 +154,8 @@ class SaveSchedule:
             self.interval_steps = steps
 
     def fits(self, remaining_s: float, writes: int) -> bool:
-        """Whether so many checkpoints would be written in the time that remains.
-
-        What has not been measured is tried: nothing is lost by a save that the kill cuts off.
-        """
+        """Whether so many checkpoints would be written in the time that remains. What has not been measured
+        is tried: nothing is lost by a save that the kill cuts off."""
         return writes * 1.3 * self.write_s + 0.5 < remaining_s
 
     def metrics(self) -> dict[str, float]:

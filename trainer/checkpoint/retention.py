@@ -58,19 +58,18 @@ class Keep:
 
 def steps_to_keep(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
     """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, the `best` by held-out
-    score, and those from before the trouble.
-
-    safe: newest step that the store has. What came after it does not count against what came before, so that
-    an old checkpoint goes only after the new one is committed in the store, however long that is away.
-    """
+    score, and those from before the trouble. safe: newest step that the store has. What came after it does
+    not count against what came before, so that an old checkpoint goes only after the new one is committed in
+    the store, however long that is away."""
     steps = sorted(manifests)
     settled = steps[: bisect_right(steps, safe)]
     newest = set(steps[-keep.last :]) | set(settled[-keep.last :])
 
-    scored = []
-    for manifest in manifests.values():
-        if manifest["score"] is not None:
-            scored.append((manifest["score"], manifest["step"]))
+    scored = [
+        (manifest["score"], manifest["step"])
+        for manifest in manifests.values()
+        if manifest["score"] is not None
+    ]
     best = sorted(scored, reverse=True)[: keep.best]
     return newest | {step for _, step in best} | keep.sound(steps)
 

@@ -164,9 +164,7 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
     groups = arrays["group"].tolist()
     lengths = arrays["tokens"] + _lengths([prompts[group] for group in groups])
     flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
-    learned = []
-    for mask in cut_pieces(flat_mask, lengths):
-        learned.append(np.flatnonzero(mask).astype(np.int32))
+    learned = [np.flatnonzero(mask).astype(np.int32) for mask in cut_pieces(flat_mask, lengths)]
     sampled = arrays["sampled"]
     # A trace that no engine sampled has no log-probabilities in the column.
     logprobs = cut_pieces(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))

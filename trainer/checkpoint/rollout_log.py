@@ -274,11 +274,9 @@ class RolloutLog:
 
     def write(self, step: int, graded: GradedStep, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows; once more
-        when a teacher has judged them. What an earlier attempt had sampled stays its own.
-
-        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there,
-        unless the run keeps all of it (`logging.keep_rollouts`), or a checkpoint of that step needs its log.
-        """
+        when a teacher has judged them. What an earlier attempt had sampled stays its own. floor: oldest step
+        that a restart may go on from; what is logged up to it is dropped, here and there, unless the run
+        keeps all of it (`logging.keep_rollouts`), or a checkpoint of that step needs its log."""
         place, logged = self.place, self._logged
         floor = 0 if self._keeps else floor - self._goes_on_from_logs
         epoch, attempt = place.epoch, place.attempt_name
@@ -328,10 +326,8 @@ class RolloutLog:
     # --- what a checkpoint rests on -------------------------------------------------------------------------
 
     def durable(self, steps: Sequence[int]) -> bool:
-        """Whether the logs of all these steps lie on this disk or in the store.
-
-        Raises CheckpointError where one could not be written: a checkpoint that needs it has failed.
-        """
+        """Whether the logs of all these steps lie on this disk or in the store. Raises CheckpointError where
+        one could not be written: a checkpoint that needs it has failed."""
         logged = self._logged
         for step in steps:
             if step in logged.unwritten and step not in logged.durable:

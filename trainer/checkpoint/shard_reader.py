@@ -134,10 +134,11 @@ def damaged_files(found: FoundCheckpoint) -> list[dict[str, Any]]:
 
 
 def verified_files(directory: str) -> dict[Identity, str]:
-    hashed = {}
-    for identity, sha256 in _verified.items():
-        if Path(identity[0]).parent == Path(directory):
-            hashed[identity] = sha256
+    hashed = {
+        identity: sha256
+        for identity, sha256 in _verified.items()
+        if Path(identity[0]).parent == Path(directory)
+    }
     return hashed
 
 
@@ -156,12 +157,10 @@ class _Piece:
 
 
 class ShardReader:
-    """Flat parameters of one checkpoint, in any pieces, over however many shard files.
-
-    source: a `FoundCheckpoint`, or the folder of a whole local checkpoint. Of files that are not here
-    only what is read is fetched, and kept nowhere. Raises CorruptCheckpoint, from any method, when a file is
-    missing or damaged.
-    """
+    """Flat parameters of one checkpoint, in any pieces, over however many shard files. source: a
+    `FoundCheckpoint`, or the folder of a whole local checkpoint. Of files that are not here only what is read
+    is fetched, and kept nowhere. Raises CorruptCheckpoint, from any method, when a file is missing or
+    damaged."""
 
     def __init__(self, source: FoundCheckpoint | str | Path):
         self.found = source if isinstance(source, FoundCheckpoint) else open_folder(source)
@@ -215,10 +214,8 @@ class ShardReader:
         return sorted(self._pieces[name][0].files)
 
     def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements [start, stop) of a flattened parameter, [stop - start].
-
-        A `stop` past its end is cut there.
-        """
+        """Elements [start, stop) of a flattened parameter, [stop - start]. A `stop` past its end is cut
+        there."""
         total = torch.Size(self.shape(name)).numel()
         stop = total if stop is None else min(stop, total)
         start = min(start, stop)
@@ -317,10 +314,8 @@ def read_state(found: FoundCheckpoint) -> dict[str, Any]:
 
 
 def fetch_rank(found: FoundCheckpoint, rank: int, world_size: int) -> None:
-    """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError.
-
-    Of a checkpoint by another number of ranks the indexes: only the policy knows which slices it needs.
-    """
+    """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError. Of a
+    checkpoint by another number of ranks the indexes: only the policy knows which slices it needs."""
     own = rank_stem(rank, world_size)
     index = f"-of-{found.world_size:05d}.json"
     names = []
@@ -344,12 +339,9 @@ def find_checkpoint(
     past: CheckpointHistory,
 ) -> tuple[FoundCheckpoint | None, list[int]]:
     """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed
-    over. past: the run's history, as the attempt that asks sees it.
-
-    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and
-    none is whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is
-    away and there is nothing local.
-    """
+    over. past: the run's history, as the attempt that asks sees it. Raises ConfigError for a checkpoint of
+    another configuration or dataset, where there are checkpoints and none is whole, for `resume: must`
+    without one and `resume: never` with one; StorageError if the store is away and there is nothing local."""
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
     stored, sizes = _there(storage, bool(here), say, Seal.of(config))

@@ -15,21 +15,17 @@ LARGE = 32 << 20
 
 
 class HostPages(mmap.mmap):
-    """Memory of one host tensor, in pages of its own. It lives as long as any view of the tensor does.
-
-    Locked pages are unlocked before they are given back: the driver would otherwise take whatever lies at
-    their address later for locked memory, and copy to and from pages that are gone.
-    """
+    """Memory of one host tensor, in pages of its own. It lives as long as any view of the tensor does. Locked
+    pages are unlocked before they are given back: the driver would otherwise take whatever lies at their
+    address later for locked memory, and copy to and from pages that are gone."""
 
     address = 0
     """Where the locked memory begins; 0 while it is not locked."""
 
     def lock(self, tensor: Tensor, device: torch.device) -> None:
         """Locks the pages of `tensor`, which lies in this memory, so that copies between it and the GPU
-        `device` need no third place.
-
-        A new thread's GPU is the machine's first one: without its own, each rank would make a context there.
-        """
+        `device` need no third place. A new thread's GPU is the machine's first one: without its own, each
+        rank would make a context there."""
         with torch.cuda.device(device):
             cudart = torch.cuda.cudart()
             torch.cuda.check_error(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
@@ -42,11 +38,8 @@ class HostPages(mmap.mmap):
 
 class HostMemory:
     """Host tensors by key, kept for the next copy. Large ones are locked behind their first use, in a thread:
-    that takes tens of seconds for a large model.
-
-    torch's own pinned memory (`pin_memory=True`) comes in powers of two: the staging of a 7B checkpoint would
-    take 175 GiB of a node where 93 are planned.
-    """
+    that takes tens of seconds for a large model. torch's own pinned memory (`pin_memory=True`) comes in
+    powers of two: the staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, Tensor] = {}
@@ -61,10 +54,8 @@ class HostMemory:
 
     def like(self, key: Hashable, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         """The host tensor of `key`, of the shape and type of `tensor`. Nobody is locking it when this
-        returns, or afterwards until `lock_behind`.
-
-        device: the GPU that it is copied from, where `tensor` is not there now.
-        """
+        returns, or afterwards until `lock_behind`. device: the GPU that it is copied from, where `tensor` is
+        not there now."""
         if key in self._locking:
             self._locking.pop(key).result()
         held = self._held.get(key)

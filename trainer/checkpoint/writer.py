@@ -62,10 +62,8 @@ class ShardWriter:
 
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint. The buffer's pages
-        are locked behind the first one, if the tensor is on a GPU.
-
-        Waits for the checkpoint that is being written, since that reads the same buffers.
-        """
+        are locked behind the first one, if the tensor is on a GPU. Waits for the checkpoint that is being
+        written, since that reads the same buffers."""
         self._join()
         flat = tensor.detach().reshape(-1)
         return self._memory.like(key, flat).copy_(flat)
@@ -112,11 +110,8 @@ class ShardWriter:
         self._sending = _thread("upload", self._upload, step, self._sending)
 
     def status(self) -> RankStatus:
-        """What is finished. Raises CheckpointError if the local write failed.
-
-        A failed upload does not raise: its records say `uploaded=False` and why, and the local checkpoint
-        still counts.
-        """
+        """What is finished. Raises CheckpointError if the local write failed. A failed upload does not raise:
+        its records say `uploaded=False` and why, and the local checkpoint still counts."""
         if self._writing is None or not self._writing.is_alive():
             self._join()
             if self._error is not None:

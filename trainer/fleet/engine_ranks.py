@@ -160,11 +160,9 @@ class OtherRanks:
 
 
 class EngineWorker:
-    """Rank 0 of the engine, which has the only copy of the weights on the host, and the other ranks.
-
-    Whatever may fail, rank 0 does first and alone: the others only ever take part in what no store and no
-    bucket can hold up.
-    """
+    """Rank 0 of the engine, which has the only copy of the weights on the host, and the other ranks. Whatever
+    may fail, rank 0 does first and alone: the others only ever take part in what no store and no bucket can
+    hold up."""
 
     def __init__(
         self,
@@ -261,10 +259,8 @@ def follow_orders(part: EnginePart, orders: Iterable[bytes]) -> None:
 
 
 def main() -> NoReturn:
-    """Command line; ends the process with the exit code that becomes the worker's, its engine still there.
-
-    An engine that is taken down waits for the other ranks: rank 0 would not hear that this one has failed.
-    """
+    """Command line; ends the process with the exit code that becomes the worker's, its engine still there. An
+    engine that is taken down waits for the other ranks: rank 0 would not hear that this one has failed."""
     parser = argparse.ArgumentParser(description="rank 1 or above of a worker's engine")
     parser.add_argument("--config", type=Path, required=True, help="the worker's own configuration")
     parser.add_argument("--rank", type=int, required=True)

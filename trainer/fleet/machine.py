@@ -104,9 +104,7 @@ def tend_workers(
     engines: Sequence[WorkerOnMachine], over: Callable[[], str], most_s: float, look_s: float = LOOK_S
 ) -> int:
     """Tends the workers until all have ended; returns the exit code: that of the first that failed, else 0.
-
-    over: why the run needs no worker any more; empty while it does. most_s: after which the machine ends.
-    """
+    over: why the run needs no worker any more; empty while it does. most_s: after which the machine ends."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))

@@ -200,11 +200,8 @@ def _decode_dense(record: PatchRecord) -> DenseChange:
 
 
 def apply_patch(pieces: Sequence[Tensor], change: SparseChange | DenseChange) -> None:
-    """Changes the pieces in place.
-
-    Raises ValueError, with nothing changed, where the result would be no number of this type: then the
-    weights are not those that the patch was made from.
-    """
+    """Changes the pieces in place. Raises ValueError, with nothing changed, where the result would be no
+    number of this type: then the weights are not those that the patch was made from."""
     if isinstance(change, DenseChange):
         _apply_dense(pieces, change)
         return

@@ -94,8 +94,7 @@ class RunFollower:
         return cls(Objects(Storage(store.fleet), seal), record, worker)
 
     def about(self) -> AboutRun | None:
-        """What the head of the newest attempt said of the run; None before it has. Call it after
-        `newest`."""
+        """What the head of the newest attempt said of the run; None before it has. Call it after `newest`."""
         return self._signed(keys.about_key(self.attempt), AboutRun) if self.attempt else None
 
     def silent_s(self) -> float:

@@ -68,10 +68,8 @@ class HostModel:
 
 @torch.no_grad()
 def load_pretrained(config: RunConfig) -> HostModel:
-    """The pretrained model in the run's type, with the run's adapters as they begin.
-
-    The classes that load it are those that load the policy, so that names and values are the policy's own.
-    """
+    """The pretrained model in the run's type, with the run's adapters as they begin. The classes that load it
+    are those that load the policy, so that names and values are the policy's own."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     model = config.model
@@ -90,12 +88,10 @@ def load_pretrained(config: RunConfig) -> HostModel:
 
 @torch.no_grad()
 def fill_from_anchor(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
-    """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it.
-
-    A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published. Its
+    """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it. A
+    checkpoint holds the trained parameters in fp32: rounded they are the weights that were published. Its
     manifest is signed, and holds the sha256 of the files that hold the sums of every block that is read.
-    Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone.
-    """
+    Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone."""
     if anchor.kind == "model" or not model.whole:
         model.begin_anew(config)
     if anchor.kind == "model":
@@ -182,11 +178,8 @@ class WeightMirror:
 
     def to(self, number: int, lineage: str, anchors: Sequence[Anchor]) -> None:
         """Brings the tensors to a version: forward by its patches, from an anchor where these do not lead on
-        from what is held, as on the way back.
-
-        Raises FileNotFoundError where the store has no way there, Forged, Diverged, and ValueError for a
-        damaged patch, with the tensors as they were.
-        """
+        from what is held, as on the way back. Raises FileNotFoundError where the store has no way there,
+        Forged, Diverged, and ValueError for a damaged patch, with the tensors as they were."""
         if self.lineage == lineage and not self.dirty:
             return
         known = {anchor.lineage: anchor for anchor in anchors}

@@ -74,10 +74,7 @@ class PublisherPart:
     @torch.no_grad()
     def publish(self, version: int, attempt: str, with_digest: bool) -> PublishedShard:
         """Begins to send what changed since the version before, once that is sent: so one patch is on its
-        way, and at most one more in memory.
-
-        Raises what `settle` does, of the version before.
-        """
+        way, and at most one more in memory. Raises what `settle` does, of the version before."""
         now = [piece.values for piece in self.learner.policy.partition.pieces()]
         data = patch.encode_patch(self._published, now)
         self.settle()

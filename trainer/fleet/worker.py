@@ -374,12 +374,9 @@ def own_name() -> str:
 
 
 def main() -> NoReturn:
-    """Command line; ends the process.
-
-    It ends with its engine still there. vLLM's finalizer would destroy the process groups, and that joins
-    a thread of torch which asks the ranks' meeting file every second: where it is gone with the worker's
-    folder, the thread waits minutes for it.
-    """
+    """Command line; ends the process. It ends with its engine still there. vLLM's finalizer would destroy the
+    process groups, and that joins a thread of torch which asks the ranks' meeting file every second: where it
+    is gone with the worker's folder, the thread waits minutes for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", help="the run in its bucket: s3://BUCKET/RUN_ID (or gs://, r2://, a folder)")
     parser.add_argument("--config", help="YAML with fleet.run and checkpoint.remote, in place of --run")

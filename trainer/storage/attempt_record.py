@@ -170,11 +170,9 @@ class AttemptRecord:
         self.seal = seal
 
     def newest(self, by_store: bool = False) -> NewestAttempt | None:
-        """The newest attempt; None before the first.
-
-        by_store: its age is taken by the store's own clock, for which a small object is written and removed;
-        else by the clock of this machine, which may differ from the store's.
-        """
+        """The newest attempt; None before the first. by_store: its age is taken by the store's own clock, for
+        which a small object is written and removed; else by the clock of this machine, which may differ from
+        the store's."""
         attempt = next(self._back_from_newest(), None)
         if attempt is None:
             return None
@@ -232,10 +230,8 @@ class AttemptRecord:
         return newest_first[::-1]
 
     def _back_from_newest(self) -> Iterator[PastAttempt]:
-        """The attempts from the newest down; those that cannot be read are passed over.
-
-        A listing may lag, or lie, so what follows the newest number in it is asked for by its key.
-        """
+        """The attempts from the newest down; those that cannot be read are passed over. A listing may lag, or
+        lie, so what follows the newest number in it is asked for by its key."""
         epochs = self._listed()
         while (newer := self.next_after(epochs[-1] if epochs else 0)) is not None:
             epochs.append(newer.epoch)
@@ -248,10 +244,8 @@ class AttemptRecord:
                 yield PastAttempt(**fields)
 
     def starts(self, newest: int) -> Iterator[StartRecord]:
-        """How the attempts began, from number `newest` down; those that cannot be read are passed over.
-
-        Only numbers that are listed are asked for, and `newest` itself, which a listing may not show yet.
-        """
+        """How the attempts began, from number `newest` down; those that cannot be read are passed over. Only
+        numbers that are listed are asked for, and `newest` itself, which a listing may not show yet."""
         listed = {epoch for epoch in self._listed() if epoch < newest}
         for epoch in sorted(listed | {newest}, reverse=True):
             begun = self.read(epoch) if epoch > 0 else None
@@ -288,9 +282,7 @@ class AttemptRecord:
 
     def get(self, name: str, kind: type[Kind]) -> Kind | None:
         """One object of the record; None where there is none, or a malformed or forged one, which is told.
-
-        Raises ConfigError for a malformed `final.json`.
-        """
+        Raises ConfigError for a malformed `final.json`."""
         try:
             data = self.storage.get_bytes(f"{name}.json", MOST_BYTES)
             value = decode_record(data, dict, name)
@@ -331,11 +323,9 @@ class AttemptRecord:
 
     def spent_s(self, launch: str, before: int = 0) -> float:
         """Seconds that the attempts of the newest launch have trained; 0 if that is another than `launch`.
-        before: those of earlier numbers alone.
-
-        Each is measured by the dates of the store that holds its objects: a machine's own clock may be a day
-        off when it starts. One that was killed lived until its next mark at most.
-        """
+        before: those of earlier numbers alone. Each is measured by the dates of the store that holds its
+        objects: a machine's own clock may be a day off when it starts. One that was killed lived until its
+        next mark at most."""
         newest = self.newest()
         last = before - 1 if before else newest.attempt.epoch if newest else 0
         total = 0.0

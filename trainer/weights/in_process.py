@@ -151,11 +151,9 @@ def register_transfer() -> None:
 
 
 def push_weights(weights: WeightSource, engine: Any) -> None:
-    """Replaces all of the engine's weights, then empties every cache that rests on the old ones.
-
-    The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it. engine:
-    trainer/sampling's `Engine`.
-    """
+    """Replaces all of the engine's weights, then empties every cache that rests on the old ones. The source
+    brings every parameter of the model, a frozen tower too: sleep level 2 discarded it. engine:
+    trainer/sampling's `Engine`."""
     engine.call("start_weight_update")
     for group in weights.groups():
         # The copies are not named here: a name would keep them alive while the next group is gathered.

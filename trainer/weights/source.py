@@ -18,18 +18,14 @@ class WeightSource(Protocol):
         """Number of training steps after which the policy had these weights."""
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Full tensors in the model's own dtype under their Hugging Face names, every parameter once.
-
-        A group's tensors are valid only until the next group is asked for: the caller copies what it keeps.
-        Inside a rank's process this is collective: all ranks go through the groups together.
-        """
+        """Full tensors in the model's own dtype under their Hugging Face names, every parameter once. A
+        group's tensors are valid only until the next group is asked for: the caller copies what it keeps.
+        Inside a rank's process this is collective: all ranks go through the groups together."""
 
 
 class Broadcast:
-    """A `WeightSource` whose groups come from rank 0's. Collective: all ranks go through them together.
-
-    A rank holds one group at a time, on its own device. The tensors pass rank 0's link to its GPU once.
-    """
+    """A `WeightSource` whose groups come from rank 0's. Collective: all ranks go through them together. A
+    rank holds one group at a time, on its own device. The tensors pass rank 0's link to its GPU once."""
 
     def __init__(self, version: int, device: torch.device, source: WeightSource | None) -> None:
         """source: whose groups are sent, on rank 0; None on every other rank."""

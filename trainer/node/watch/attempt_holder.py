@@ -77,16 +77,11 @@ BRIEF = RetryPolicy(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=
 def count_failed_start(
     config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]
 ) -> int:
-    """Counts a start that failed before it took an attempt; returns the exit code to leave with.
-
-    Otherwise a platform that gets bad machines would rent and give them back without end. machines: by rank.
-    """
+    """Counts a start that failed before it took an attempt; returns the exit code to leave with. Otherwise a
+    platform that gets bad machines would rent and give them back without end. machines: by rank."""
     if code not in LOST:
         return code
-    bad = []
-    for rank in findings.failed_machines(found):
-        if rank in machines:
-            bad.append(machines[rank])
+    bad = [machines[rank] for rank in findings.failed_machines(found) if rank in machines]
 
     why = why or next(
         (finding.figure for finding in found if finding.level == "fail" and finding.machine), ""
@@ -126,11 +121,8 @@ class AttemptHolder:
 
     def take(self) -> dict[str, str]:
         """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the
-        driver.
-
-        Raises ConfigError for a folder, store, permission, model, dataset or checkpoint that cannot work,
-        StorageError for an unreachable store, Final where the run is over.
-        """
+        driver. Raises ConfigError for a folder, store, permission, model, dataset or checkpoint that cannot
+        work, StorageError for an unreachable store, Final where the run is over."""
         self.lock.take()
         if self.config.checkpoint.remote:
             probe_store(attempts_url(self.config))
@@ -145,11 +137,8 @@ class AttemptHolder:
 
     def start_again_here(self, why: str, died_at_step: int) -> dict[str, str]:
         """Ends this attempt, of which a rank's process died, and starts the next one here: variables for its
-        driver.
-
-        {}: the machines are to be given back, since the attempt has brought no new checkpoint (a broken GPU
-        ends each before one), or another attempt cannot be started.
-        """
+        driver. {}: the machines are to be given back, since the attempt has brought no new checkpoint (a
+        broken GPU ends each before one), or another attempt cannot be started."""
         assert self.attempt is not None
         try:
             self.attempt.check()
@@ -208,9 +197,7 @@ class AttemptHolder:
 
     def close(self, code: int, why: str, died_at_step: int | None = None) -> int:
         """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with.
-
-        died_at_step: as in the record (`PastAttempt`).
-        """
+        died_at_step: as in the record (`PastAttempt`)."""
         self._over.set()
         self.lock.ending()
         code = EXIT_FENCED if self.fenced else code
