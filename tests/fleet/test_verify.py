@@ -16,13 +16,7 @@ import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed_trace
 from trainer.fleet.fleet_records import RolloutUnit
-from trainer.fleet.sample_intake import (
-    UNREADABLE,
-    AskedUnit,
-    pack_samples,
-    samples_refusal,
-    unpack_samples,
-)
+from trainer.fleet.sample_intake import UNREADABLE, AskedUnit, pack_samples, samples_refusal, unpack_samples
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from trainer.fleet import patch, weight_mirror
 from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
-from trainer.fleet.objects import (
-    Objects,
-    first_lineage,
-    next_lineage,
-    patch_key,
-    version_key,
-)
+from trainer.fleet.objects import Objects, first_lineage, next_lineage, patch_key, version_key
 from trainer.fleet.weight_mirror import WeightMirror, WeightsDiverged, read_version, weights_digest
 from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage

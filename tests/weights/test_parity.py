@@ -17,10 +17,7 @@ WHOLE_EXPERTS = [*((name, 2, 2, "experts") for name in MIXTURES), ("qwen3_moe", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "world", "tp", "parallel"),
-    matrix(EVERY + OTHERS + WHOLE_EXPERTS, QUICK),
-)
+@pytest.mark.parametrize(("family", "world", "tp", "parallel"), matrix(EVERY + OTHERS + WHOLE_EXPERTS, QUICK))
 def test_engine_agrees_with_policy(
     run_ranks, small_config, family_model, text_dataset, family, world, tp, parallel
 ):

@@ -151,12 +151,7 @@ def raw_bytes(tensor: torch.Tensor) -> Any:
 
 
 def write_shards(
-    folder: Path,
-    rank: int,
-    world_size: int,
-    step: int,
-    shards: dict[str, Shard],
-    extra: dict[str, Any],
+    folder: Path, rank: int, world_size: int, step: int, shards: dict[str, Shard], extra: dict[str, Any]
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold

@@ -38,12 +38,7 @@ on."""
 
 
 def export_hf(
-    source: Any,
-    out_dir: str | Path,
-    model_dir: str | Path,
-    dtype: str = "bf16",
-    *,
-    file_bytes: int = 5 << 30,
+    source: Any, out_dir: str | Path, model_dir: str | Path, dtype: str = "bf16", *, file_bytes: int = 5 << 30
 ) -> Path:
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 

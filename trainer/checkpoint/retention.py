@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import (
-    MANIFEST,
-    CheckpointKey,
-    step_name,
-    step_of,
-)
+from trainer.checkpoint.layout import MANIFEST, CheckpointKey, step_name, step_of
 from trainer.checkpoint.manifest import (
     Manifests,
     every_manifest,
