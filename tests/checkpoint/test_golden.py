@@ -1,7 +1,7 @@
 """A checkpoint that revision 5ad573f wrote is resumed by the code of today, wherever the clone lies; for
 ever.
 
-How it was made: golden/make.py. Never make it again: a newer one would prove nothing.
+It is never made again: a newer one would prove nothing.
 """
 
 from __future__ import annotations

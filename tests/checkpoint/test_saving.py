@@ -466,7 +466,7 @@ def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told
     told_step = 0
     resumed = []
     with servers.rclone(tmp_path / "disk") as server:
-        for _ in range(12):
+        for _ in range(8):
             process = subprocess.Popen(
                 [sys.executable, "-c", KILLED.format(root=os.getcwd(), folder=str(tmp_path))],
                 env=os.environ | server.env,
@@ -490,5 +490,5 @@ def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told
             )
             if chance.random() < 0.5:
                 shutil.rmtree(tmp_path / "run", ignore_errors=True)  # the replacement is a fresh node
-    assert told_step > 10
-    assert len(set(resumed)) > 4
+    assert told_step > 6
+    assert len(set(resumed)) > 3

@@ -119,34 +119,24 @@ def sampled(head: Dispatcher) -> bool:
     return len(head.wait_for(UNIT)) == 4
 
 
-def test_it_ends_when_its_run_is_over(run):
-    head = run.head()
-    run.serve()
-    assert sampled(head)
-    head.close("over", "the run has reached its last step")
-    assert run.ended() == "the run has reached its last step"
-
-
-def test_it_does_not_start_for_a_run_that_is_over(run):
-    run.head().close("over", "the run has reached its last step")
-    run.serve()
-    assert run.ended() == "the run has reached its last step"
-    assert worker_heartbeat.read_heartbeat(run.objects, "w0") is None, "it was about to load an engine"
-
-
 @pytest.mark.parametrize("served", [True, False], ids=["it sampled", "it came later"])
-def test_it_ends_when_an_attempt_finds_no_step_left(run, served):
-    """The attempt before was killed after its last commit, and before it could say that the run is over."""
-    first = run.head()
+@pytest.mark.parametrize("how", ["over", "no step is left"])
+def test_it_ends_when_its_run_is_over(run, served, how):
+    """Without a step left, the attempt before was killed after its last commit, and before it could say that
+    the run is over."""
+    head = run.head()
     if served:
         run.serve()
-        assert sampled(first)
-    first._thread.stop()
-    held = run.attempts.take(9, "")
-    Dispatcher(run.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0).close("over", "no step is left")
+        assert sampled(head)
+    if how != "over":
+        head._thread.stop()
+        head = Dispatcher(run.objects, run.attempts.take(9, ""), EXPECTED, lost_s=30.0, wait_s=30.0)
+    head.close("over", how)
     if not served:
         run.serve()
-    assert run.ended() == "no step is left"
+    assert run.ended() == how
+    if how == "over" and not served:
+        assert worker_heartbeat.read_heartbeat(run.objects, "w0") is None, "it was about to load an engine"
 
 
 def test_it_waits_for_the_next_attempt_and_ends_when_none_comes(run):
@@ -187,7 +177,7 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
     time.sleep(0.3)
     assert [row["state"] for row in second.rows()] == ["fetching"]
     run.engine.there.set()
-    assert len(second.wait_for(UNIT)) == 4
+    assert len(second.wait_for(UNIT)) == 4 and run.engine.followed == 1, "and takes the new layout"
     second.close("over", "the run has reached its last step")
     run.ended()
 
@@ -205,19 +195,6 @@ def test_a_trainer_waits_for_a_worker_that_fetches_for_longer_than_its_patience(
     assert sampled(head)
     head.close("over", "the run has reached its last step")
     assert run.ended() == "the run has reached its last step"
-
-
-def test_a_worker_whose_trainer_began_anew_meanwhile_takes_the_new_layout(run):
-    first = run.head()
-    run.engine.there.clear()
-    run.serve()
-    run.fetching()
-    first.close("away", "this attempt of the trainer has ended")
-    second = run.head()
-    run.engine.there.set()
-    assert sampled(second) and run.engine.followed == 1
-    second.close("over", "the run has reached its last step")
-    run.ended()
 
 
 def test_a_worker_whose_weights_do_not_come_asks_again_with_its_first_unit(run, capsys):
