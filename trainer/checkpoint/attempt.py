@@ -19,7 +19,14 @@ from typing import NoReturn
 from msgspec import structs
 
 from trainer.checkpoint import course
-from trainer.checkpoint.layout import CheckpointKey, attempts_url, newest_step, remote_folder, remote_url
+from trainer.checkpoint.layout import (
+    CheckpointKey,
+    attempts_url,
+    checkpoint_keys,
+    newest_step,
+    remote_folder,
+    remote_url,
+)
 from trainer.config import RunConfig
 from trainer.storage.attempt_record import (
     AttemptRecord,
@@ -257,7 +264,8 @@ class Attempts(AttemptRecord):
             return None
         remote = remote_url(self.config)
         storage = Storage(remote, retry=self.storage.retry) if remote else None
-        return course.at_start(self.config, course.history_from_record(self, newest), storage)
+        counts = course.rewound(self.config, course.history_from_record(self, newest))
+        return sorted(key for key in checkpoint_keys(self.config, storage) if counts(*key))
 
     def count(
         self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()

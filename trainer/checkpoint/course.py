@@ -19,7 +19,6 @@ from trainer.checkpoint.layout import (
     CheckpointKey,
     Counts,
     attempts_url,
-    checkpoint_keys,
     local_dir,
     remote_url,
 )
@@ -75,12 +74,6 @@ def history_from_record(record: AttemptRecord, epoch: int | None = None) -> Chec
 def history_of(config: RunConfig, retry: RetryPolicy | None = None) -> CheckpointHistory:
     """The history of a run. Raises StorageError where its store is away."""
     return history_from_record(AttemptRecord(Storage(attempts_url(config), retry=retry), Seal.of(config)))
-
-
-def at_start(config: RunConfig, past: CheckpointHistory, storage: Storage | None) -> list[CheckpointKey]:
-    """The checkpoints that count for an attempt of `config` that starts now, sorted."""
-    counts = rewound(config, past)
-    return sorted(key for key in checkpoint_keys(config, storage) if counts(*key))
 
 
 def rewound(config: RunConfig, past: CheckpointHistory) -> Counts:

@@ -294,27 +294,18 @@ class Checkpoints:
         step = self.progress.writing
         if step is not None and self._logged() and all(step in rank.written for rank in ranks):
             self.schedule.write_s = max(rank.seconds["write"] for rank in ranks)
-            records: list[FileRecord] = []
-            for rank in ranks:
-                records += rank.written[step]
-            committed = self._commit(step, records)
+            committed = self._commit(step, [record for rank in ranks for record in rank.written[step]])
         # The upload of a step is committed after its local commit, and one at a time.
         step = self.progress.uploading
         if step is None or self._store is None or step == self.progress.writing or self._store.busy:
             return committed
         if all(step in rank.sent for rank in ranks):
-            self._commit_upload(self._store, step, ranks)
+            sent = [record for rank in ranks for record in rank.sent[step]]
+            if all(record.uploaded for record in sent):
+                upload_s = max(rank.seconds["upload"] for rank in ranks)
+                self.schedule.save_s = self.schedule.write_s + upload_s
+            self._store.commit(step, sent)
         return committed
-
-    def _commit_upload(self, store: StoreCommits, step: int, ranks: Sequence[RankStatus]) -> None:
-        """Starts the store's commit of a step that every rank has sent."""
-        records: list[FileRecord] = []
-        for rank in ranks:
-            records += rank.sent[step]
-        if all(record.uploaded for record in records):
-            upload_s = max(rank.seconds["upload"] for rank in ranks)
-            self.schedule.save_s = self.schedule.write_s + upload_s
-        store.commit(step, records)
 
     def _logged(self) -> bool:
         return self._logs is None or self._files is None or self._logs.durable(self._files.ahead)

@@ -1,6 +1,6 @@
 """The part of a worker that computes: its mirror of the weights, and the ranks of its engine, one for each of
-its GPUs; rank 0, which starts the others, and, as `python -m trainer.fleet.engine_ranks`, those others
-themselves.
+its GPUs; rank 0, which starts the others, and, as `python -m trainer.fleet.engine_ranks CONFIG RANK`, those
+others themselves.
 
 Rank 0 tells each of them by a line on its standard input what to do next. A collective that waits would end
 after some minutes, and a worker may wait for its next unit for longer. Nothing comes back: a rank that cannot
@@ -10,7 +10,6 @@ machine is rank 0's to answer.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -135,9 +134,8 @@ class OtherRanks:
             self._start(rank, path)
 
     def _start(self, rank: int, path: Path) -> None:
-        command = [sys.executable, "-m", "trainer.fleet.engine_ranks", "--config", str(path)]
         process = subprocess.Popen(
-            [*command, "--rank", str(rank)],
+            [sys.executable, "-m", "trainer.fleet.engine_ranks", str(path), str(rank)],
             stdin=subprocess.PIPE,
             preexec_fn=partial(end_with_parent, os.getpid()),
         )
@@ -261,18 +259,14 @@ def follow_orders(part: EnginePart, orders: Iterable[bytes]) -> None:
 def main() -> NoReturn:
     """Command line; ends the process with the exit code that becomes the worker's, its engine still there. An
     engine that is taken down waits for the other ranks: rank 0 would not hear that this one has failed."""
-    parser = argparse.ArgumentParser(description="rank 1 or above of a worker's engine")
-    parser.add_argument("--config", type=Path, required=True, help="the worker's own configuration")
-    parser.add_argument("--rank", type=int, required=True)
-    options = parser.parse_args()
+    config, rank = Path(sys.argv[1]), int(sys.argv[2])
     for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and some platforms send them to all
         signal.signal(number, signal.SIG_IGN)
     code = EXIT_ERROR
     try:
-        part = EnginePart(configuration.load(options.config), options.rank)
-        follow_orders(part, sys.stdin.buffer)
+        follow_orders(EnginePart(configuration.load(config), rank), sys.stdin.buffer)
     except ConfigError as error:
-        print(f"error: rank {options.rank}: {error}", file=sys.stderr, flush=True)
+        print(f"error: rank {rank}: {error}", file=sys.stderr, flush=True)
         code = EXIT_CONFIG
     except Exception:
         traceback.print_exc()

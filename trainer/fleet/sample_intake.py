@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.rollout_archive import packed_arrays, trace_columns, traces_of
+from trainer.checkpoint.rollout_archive import DAMAGED, packed_arrays, trace_columns, traces_of
 from trainer.fleet.fleet_records import GivenUnit, RolloutUnit
 from trainer.fleet.objects import Objects
 from trainer.storage.seal import ForgedObject
@@ -40,18 +40,7 @@ CERTAIN_TOKENS = 64
 """Sampled tokens of a unit that cannot all have been certain."""
 
 
-UNREADABLE = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-)
+UNREADABLE = (*DAMAGED, AttributeError, MemoryError, NotImplementedError, RecursionError)
 """What reading an archive raises that is not whole, is none, or holds something else than samples."""
 
 
