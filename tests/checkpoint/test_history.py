@@ -17,7 +17,7 @@ from tests.loops.drill import configure as drill
 from tests.loops.jobs import ROOT
 from trainer import config as c
 from trainer.checkpoint import attempt as attempts
-from trainer.checkpoint import retention
+from trainer.checkpoint import place
 from trainer.checkpoint.attempt import Attempts, committed_step
 from trainer.checkpoint.course import check_resumable
 from trainer.checkpoint.manifest import every_manifest, manifests_here, manifests_there, pack
@@ -218,7 +218,7 @@ def test_a_disk_without_room_gives_them_up_last(tmp_path, told, monkeypatch):
         left.append(sorted(manifests_here(checkpoints.folder)))
         return 0
 
-    monkeypatch.setattr(retention, "disk_room", room)
+    monkeypatch.setattr(place, "disk_room", room)
     checkpoints.retention.trouble = 5
     checkpoints.retention.make_room(1)
     assert left == [[2, 4, 6, 8], [2, 4, 8], [4, 8], [8]]

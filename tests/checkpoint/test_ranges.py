@@ -3,17 +3,13 @@ block."""
 
 import base64
 import shutil
-import threading
-import time
 
 import pytest
 import torch
 
-from tests import servers
 from tests.checkpoint.synthetic import (
     KINDS,
     again,
-    attempt,
     configure,
     cut,
     finish,
@@ -24,8 +20,8 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from trainer.checkpoint.format import BLOCK_BYTES, BlockSums, RangedShard
 from trainer.checkpoint.manifest import CorruptCheckpoint
-from trainer.checkpoint.ranged_shard import BLOCK_BYTES, BlockSums, RangedShard
 from trainer.checkpoint.shard_reader import ShardReader
 from trainer.storage.storage import Storage
 
@@ -133,7 +129,7 @@ def test_a_block_that_came_damaged_is_asked_for_once_more(tmp_path, told, monkey
 def test_of_a_checkpoint_without_sums_only_the_files_that_are_read_are_fetched(tmp_path, told, monkeypatch):
     """Those before there were sums."""
     config = configure(tmp_path)
-    monkeypatch.setattr("trainer.checkpoint.format.BLOCK_BYTES", 0)
+    monkeypatch.setattr("trainer.checkpoint.shard_reader.BLOCK_BYTES", 0)
     save(again(config, told), writers(config, 4), 2)
     shutil.rmtree(tmp_path / "run")
     read = ShardReader(again(config, told).find()).read("master", "model.embed.weight", 0, 100)
@@ -147,27 +143,3 @@ def test_a_file_that_is_none_is_named(tmp_path, sums, size):
     (tmp_path / "f").write_bytes((1 << 40).to_bytes(8, "little")[:size])
     with pytest.raises(CorruptCheckpoint, match="f"):
         RangedShard(Storage(str(tmp_path)), "f", size, sums)
-
-
-@pytest.mark.long
-def test_a_store_at_a_hundredth_of_the_speed_is_read_by_ranges(tmp_path, told, monkeypatch):
-    """Four ranks' checkpoint of 25 MB, 0.5 MB/s a connection, all of them cut once: a rank of two gets its
-    half, and little more than that comes over the link."""
-    with servers.moto() as server, servers.proxy(server.port) as relay:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        config = configure(tmp_path, "checkpoint.remote=s3://bucket/runs")
-        full = wide(again(config, told), writers(config, 4), 2)
-        shutil.rmtree(tmp_path / "run")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{relay.port}")
-        found = attempt(config, told).find()
-        relay.down_bytes_per_s = 0.5e6
-        before, begun = relay.returned, time.monotonic()
-        reader = ShardReader(found)
-        for later, action in ((1.0, relay.cut), (1.5, relay.restore)):
-            threading.Timer(later, action).start()
-        for (kind, name, start, stop), values in zip(slices(1, 2), reader.stream(slices(1, 2)), strict=True):
-            assert torch.equal(values, full[name][kind][start:stop])
-        assert time.monotonic() - begun > 2.0, "nothing was cut"
-        half = sum(3 * 4 * torch.Size(shape).numel() for shape in WIDE.values()) / 2
-        assert half < relay.returned - before < 1.7 * half

@@ -37,7 +37,7 @@ from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.retention import Keep, steps_to_keep
+from trainer.checkpoint.place import Keep, steps_to_keep
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import override
 from trainer.storage.storage import Storage

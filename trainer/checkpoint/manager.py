@@ -34,8 +34,7 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.format import encode_state, write_file
 from trainer.checkpoint.layout import remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import CorruptCheckpoint, FileRecord, manifest_of, manifests_here, pack
-from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress, SaveSchedule
-from trainer.checkpoint.retention import Retention, drop
+from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress, Retention, SaveSchedule, drop
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.shard_reader import FoundCheckpoint, find_checkpoint
 from trainer.checkpoint.writer import RankStatus, upload_file

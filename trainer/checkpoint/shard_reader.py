@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.checkpoint.course import CheckpointHistory, refuse_other, refuse_unsigned, rewound
-from trainer.checkpoint.format import decode_state
+from trainer.checkpoint.format import BLOCK_BYTES, RangedShard, decode_state
 from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import (
     CheckpointError,
@@ -35,7 +35,6 @@ from trainer.checkpoint.manifest import (
     rank_stem,
     unpack,
 )
-from trainer.checkpoint.ranged_shard import BLOCK_BYTES, RangedShard
 from trainer.config import ConfigError, RunConfig
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage

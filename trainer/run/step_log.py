@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.place import Retention
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.data.dialog import Dialogs, dialogs_of
 from trainer.data.reader import RowReader
