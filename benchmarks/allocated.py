@@ -19,26 +19,62 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from recipes.plan import hub_config, memory
-from recipes.plan.allocated import PATH as OUT
-from recipes.plan.allocated import allocated_by_phase, planned
 from recipes.presets import get
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config.budget import logprob_tokens
 from trainer.config.run_folder import write_whole
 from trainer.ranks.environment import rank_environment
 
 ROOT = Path(__file__).parents[1]
+OUT = Path(__file__).with_suffix(".json")
 PYTHON = ROOT / ".venvs/gpu/bin/python"
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
 DEVICE = {"NULLGPU_COPY": "65536", "NULLGPU_NCCL": "alone", "OMP_NUM_THREADS": "1"}
 GIB = 2**30
 PHASES = ("load", "rollout", "sync", "logprobs", "update")
 """Phases of the plan that are played; an update ends with the optimizer's step."""
+
+
+NOT_THERE = ("CUDA context", "NCCL's communicators")
+"""Parts of the plan that this device has not."""
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """GiB of one GPU at the peak of a phase, without the CUDA context and NCCL's buffers."""
+
+    planned: float
+    """The plan of the day on which it was allocated."""
+    tensors: float
+    allocated: float
+    """With what torch keeps of earlier tensors and what fragments."""
+
+
+def allocated_by_phase(recipe: str) -> dict[str, Allocated]:
+    """By phase of the plan, where `update` holds the optimizer's step; {} of a recipe that was not run."""
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    phases = known.get(recipe, {}).get("phases", {})
+    return {name: Allocated(**gib) for name, gib in phases.items()}
+
+
+def planned(need: MemoryPlan) -> dict[str, float]:
+    """GiB of the same phases as planned, without what this device has not."""
+    found = {}
+    for phase in need.phases:
+        found[phase.name] = (phase.total - absent(phase.parts)) / GIB
+    found["update"] = max(found["update"], found.pop("optimizer step"))
+    return found
+
+
+def absent(parts: dict[str, float]) -> float:
+    """Bytes of a phase that this device has not."""
+    return sum(parts.get(name, 0.0) for name in NOT_THERE)
 
 
 def planned_now(recipe: Recipe) -> dict[str, float]:

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan.allocated import allocated_by_phase
+from benchmarks.allocated import allocated_by_phase
 
 ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")

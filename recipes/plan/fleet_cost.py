@@ -63,8 +63,6 @@ class WorkerKind:
     recipe: Recipe
     """The view of the group, with one machine of one engine."""
     need: MemoryPlan
-    own: int = 0
-    """GPUs of each of the trainer's own nodes that sample, `fleet.gpus_per_node`; 0: other machines do."""
 
     @property
     def name(self) -> str:
@@ -95,8 +93,6 @@ class FleetRow:
     @property
     def trainer(self) -> str:
         """The trainer's GPUs in a word."""
-        if self.worker and self.worker.own:
-            return f"{self.gpus} of {self.gpus + self.count * self.worker.gpus} x {self.offer.gpu}"
         return f"{self.gpus} x {self.offer.gpu}"
 
     @property
@@ -244,6 +240,8 @@ def fleet_refusal(recipe: Recipe) -> str:
         return "an evaluation has no steps whose seconds could be planned"
     if recipe.config.turns.environment != "off":
         return "workers sample one turn alone: set turns.environment to off to see what workers bring"
+    if recipe.config.fleet.gpus_per_node:
+        return "no time is planned of GPUs of the run's own nodes that sample (fleet.gpus_per_node)"
     if recipe.config.rollout.tokens_per_step:
         return "workers carry no completion over: set rollout.tokens_per_step to 0 to see what workers bring"
     return ""
@@ -302,46 +300,23 @@ def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float])
 
 
 def compare_fleets(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:
-    """The recipe's machines alone, and with every kind of worker; with GPUs of its own nodes that sample,
-    where it says so. Raises ConfigError where none can sample for the recipe."""
+    """The recipe's machines alone, and with every kind of worker. Raises ConfigError where none can sample
+    for the recipe."""
     if why := fleet_refusal(recipe):
         raise ConfigError(f"--fleet: {why}")
-    named = recipe.sample or recipe.config.fleet.gpus_per_node
-    fleets = own_rows(recipe, catalogs, targets)
-    trainer = override(replace(recipe, sample=None), ["fleet.gpus_per_node=0"])
+    fleets: list[FleetRow] = []
+    trainer = replace(recipe, sample=None)
     alone = _offers(override(trainer, ["fleet.workers=off"]), catalogs, targets)
     gpus, ahead = trainer.config.placement.world_size, recipe.config.rollout.staleness
     colocated = [FleetRow(offer, gpus, offer.step.total, ahead=ahead) for offer in alone]
-    workers = [] if recipe.config.fleet.gpus_per_node else worker_kinds(recipe, catalogs, targets)
+    workers = worker_kinds(recipe, catalogs, targets)
     # GPUs that hold no engine beside the learner may still learn from what workers sample.
     for offer in alone or _offers(override(trainer, ["fleet.workers=only"]), catalogs, targets):
         for worker in workers:
             fleets += fleets_of(trainer, offer, worker, _counts(recipe, worker))
     size = _unit(recipe.config)
-    shown = [row for row in fleets if row.unit_prompts == size] if named else fleets
+    shown = [row for row in fleets if row.unit_prompts == size] if recipe.sample else fleets
     return Fleets(sorted(colocated, key=lambda row: row.usd), shown, fleets)
-
-
-def own_rows(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[FleetRow]:
-    """The recipe's own nodes, where `fleet.gpus_per_node` of their GPUs sample while the others learn."""
-    own, gpus = recipe.config.fleet.gpus_per_node, recipe.config.rollout.tensor_parallel
-    if not own or recipe.sample:
-        return []
-    rows = []
-    for offer in _offers(recipe, catalogs, targets):
-        group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
-        if engine := _engine(recipe, group):
-            worker = WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, *engine, own)
-            rows += fleets_of(recipe, offer, worker, (recipe.cluster.nodes * own // gpus,))
-    return rows
-
-
-def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> FleetRow | None:
-    """What a recipe whose own nodes sample is expected to take, on its cheapest machines, with the units and
-    steps ahead that it says; None without a known price, and where no engine fits its GPUs."""
-    asked = (recipe.config.rollout.staleness, _unit(recipe.config))
-    rows = [row for row in own_rows(recipe, catalogs, targets) if (row.ahead, row.unit_prompts) == asked]
-    return min(rows, key=lambda row: row.usd, default=None)
 
 
 def _unit(config: RunConfig) -> int:

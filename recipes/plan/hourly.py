@@ -1,4 +1,4 @@
-"""Dollars per hour of each group of machines of a recipe, and of all of them."""
+"""Dollars per hour of machines, by target."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from recipes.plan import cost
 from recipes.plan.memory import with_resources
-from recipes.platforms.targets import target_named, targets_for
-from recipes.recipe import sample_group
+from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 
 
@@ -21,20 +20,6 @@ class GroupRate:
     spot: bool
     usd: float
     """Dollars per hour, all machines of the group."""
-
-
-@dataclass(frozen=True)
-class Hourly:
-    """Both groups of a recipe on one target. None: no known price."""
-
-    target: str
-    run: GroupRate | None
-    sample: GroupRate | None
-
-    @property
-    def usd(self) -> float | None:
-        """Dollars per hour of both together."""
-        return self.run.usd + self.sample.usd if self.run and self.sample else None
 
 
 @dataclass(frozen=True)
@@ -64,26 +49,6 @@ def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Hourly
             most = hourly * recipe.budget.max_hours if recipe.kind == "check" else None
             found.append(HourlyPrice(hourly, target, gpu, spot, most))
     return sorted(found, key=lambda one: (one.usd, one.target, one.gpu, one.spot))
-
-
-def of_groups(
-    recipe: Recipe, offers: list[cost.Offer], catalogs: Path | None = None, targets: list[str] | None = None
-) -> list[Hourly]:
-    """Both groups on every target for rent, cheapest first. offers: of the run's own machines, in order; the
-    first of a target is what a launch there is expected to get. Empty without a second group."""
-    sampling = sample_group.sampling_machines(recipe)
-    if sampling is None:
-        return []
-    found = []
-    for target in targets or targets_for(recipe):
-        if target_named(target).chooses:  # its machines are those of RunPod and GCP
-            continue
-        own = [offer for offer in offers if offer.target == target and offer.usd_per_hour]
-        run = GroupRate(own[0].gpu, own[0].spot, own[0].usd_per_hour or 0.0) if own else None
-        sample = cheapest(sampling, target, catalogs)
-        if run or sample:
-            found.append(Hourly(target, run, sample))
-    return sorted(found, key=lambda hourly: hourly.usd or math.inf)
 
 
 def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> GroupRate | None:

@@ -30,8 +30,8 @@ from recipes.plan.host_and_disk import (
 )
 from recipes.plan.update_memory import peak_of
 from recipes.recipe.resolved import GIB, MemoryPlan, Phase
-from recipes.recipe.spec import Recipe, override, validate, with_placement
-from trainer.config import ConfigError, RunConfig
+from recipes.recipe.spec import Recipe, with_placement
+from trainer.config import RunConfig
 from trainer.config.budget import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     MOST_TOKENS,
@@ -342,76 +342,6 @@ def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, flo
     whole = min(most, config.optimizer.live_parameters * element + block)
     buffer = min(most, prefetch_parameters(config, shape) * element)
     return {"gathered layers": float(max(0, whole - persistent)), "gather buffer": float(buffer)}
-
-
-# --- the cheapest change that makes it fit ------------------------------------------------------------------
-
-REMEDIES: tuple[tuple[str, str], ...] = (
-    ("algorithm.logprob_tokens", "4096"),
-    ("model.gradient_checkpointing", "true"),
-    ("algorithm.micro_batch_tokens", "4096"),
-    ("optimizer.hpz_ranks", "1"),
-    ("optimizer.zero_stage", "3"),
-    ("optimizer.live_parameters", "0"),
-    ("optimizer.offload_reference", "true"),
-    ("optimizer.grad_accum_dtype", "bf16"),
-    ("rollout.tensor_parallel", "2"),
-    ("rollout.tensor_parallel", "4"),
-    ("rollout.tensor_parallel", "8"),
-    ("rollout.gpu_memory_utilization", "0.6"),
-    ("optimizer.offload_optimizer", "true"),
-    ("rollout.gpu_memory_utilization", "0.3"),
-    ("cluster.nodes", "2"),
-    ("cluster.nodes", "4"),
-    ("cluster.nodes", "8"),
-)
-"""From what costs least (smaller passes, a recomputation) to what costs most (more machines)."""
-
-
-def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
-    """Overrides, cheapest first, that make a recipe fit; empty if it fits as it is or nothing here helps.
-
-    Every single change is tried first, then pairs, in order of cost.
-    """
-    current = plan_memory(recipe, gpu)
-    if current is None or current.fits:
-        return []
-    useful = [r for r in REMEDIES if _tried(recipe, [r]) is not None]
-    singles = [[change] for change in useful]
-    for changes in [*singles, *_in_pairs(useful)]:
-        changed = _tried(recipe, changes)
-        fixed = plan_memory(changed, gpu) if changed is not None else None
-        if fixed is not None and fixed.fits:
-            return _assignments(changes)
-    return []
-
-
-def _in_pairs(changes: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Every two changes of different options, ordered by the second one's place."""
-    pairs = []
-    for number, second in enumerate(changes):
-        for first in changes[:number]:
-            if first[0] != second[0]:
-                pairs.append([first, second])
-    return pairs
-
-
-def _assignments(changes: list[tuple[str, str]]) -> list[str]:
-    return [f"{key}={value}" for key, value in changes]
-
-
-def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
-    """The recipe with the changes; None where one is not a change for the better or is not valid."""
-    try:
-        changed = override(recipe, _assignments(changes))
-        validate(changed)
-    except ConfigError:
-        return None
-    if changed.cluster.nodes < recipe.cluster.nodes or changed == recipe:
-        return None
-    if changed.config.rollout.tensor_parallel < recipe.config.rollout.tensor_parallel:
-        return None
-    return changed
 
 
 def with_resources(recipe: Recipe) -> Recipe:

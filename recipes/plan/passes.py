@@ -170,20 +170,6 @@ def backward_gathers(config: RunConfig, shape: Shape) -> float:
     return max(0.0, 1 - config.optimizer.live_parameters / (2 * shape.parameters))
 
 
-def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[float, float]:
-    """Whole weights that a rank gathers in a step: for log-probabilities, and in the updates
-    (`perf/gathered_gib`)."""
-    if config.placement.world_size == 1:
-        return 0.0, 0.0
-    width = 2.0 if config.model.dtype == "bf16" else 4.0
-    whole = shape.parameters * width
-    forward = len(passes.logprobs) * passes.models * whole
-    teacher = hub_config.teacher_shape(config)
-    if teacher:
-        forward += len(passes.teacher) * teacher.parameters * width
-    return forward, len(passes.updates) * (1 + backward_gathers(config, shape)) * whole
-
-
 def count_blocks(shape: Shape) -> int:
     """Blocks of the model: its decoder's layers and its tower's."""
     return shape.layers + (shape.vision.depth if shape.vision else 0)

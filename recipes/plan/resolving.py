@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from recipes.plan import cost, fleet_cost, memory, offer_choice
+from recipes.plan import cost, memory, offer_choice
 from recipes.platforms.targets import check_target, target_named
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import Expectation, Limits, MachineChoice, ResolvedRecipe
@@ -92,10 +92,7 @@ def expect_run(run: ResolvedRecipe, catalogs: Path) -> Expectation:
     usd_per_hour = cost.cheapest_nodes(recipe, run.target, catalogs)
     if offer and offer.usd_per_hour:
         usd_per_hour = offer.usd_per_hour
-    if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
-        row = fleet_cost.own_plan(recipe, catalogs, cost.target_members(recipe, run.target))
-        return Expectation(usd_per_hour, row.run_usd, row.hours) if row else Expectation(usd_per_hour)
-    if offer is None:
+    if offer is None or recipe.config.fleet.gpus_per_node:  # half of the GPUs sample: no such time is planned
         return Expectation(usd_per_hour)
     judged = offer_choice.judge_offer(offer, math.inf, math.inf)
     likely_usd = judged.median * usd_per_hour

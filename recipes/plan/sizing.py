@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 from recipes.plan import memory
-from recipes.recipe.spec import Recipe, override
+from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 
 COUNTS = (1, 2, 4, 8)
@@ -40,10 +41,63 @@ def fewest_gpus(recipe: Recipe) -> list[str]:
     )
 
 
+REMEDIES: tuple[tuple[str, str], ...] = (
+    ("algorithm.logprob_tokens", "4096"),
+    ("model.gradient_checkpointing", "true"),
+    ("algorithm.micro_batch_tokens", "4096"),
+    ("optimizer.hpz_ranks", "1"),
+    ("optimizer.zero_stage", "3"),
+    ("optimizer.live_parameters", "0"),
+    ("optimizer.offload_reference", "true"),
+    ("optimizer.grad_accum_dtype", "bf16"),
+    ("rollout.tensor_parallel", "2"),
+    ("rollout.tensor_parallel", "4"),
+    ("rollout.tensor_parallel", "8"),
+    ("rollout.gpu_memory_utilization", "0.6"),
+    ("optimizer.offload_optimizer", "true"),
+    ("rollout.gpu_memory_utilization", "0.3"),
+    ("cluster.nodes", "2"),
+    ("cluster.nodes", "4"),
+    ("cluster.nodes", "8"),
+)
+"""From what costs least (smaller passes, a recomputation) to what costs most (more machines)."""
+
+
+def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
+    """Overrides, cheapest first, that make a recipe fit; empty if it fits as it is or nothing here helps.
+
+    Every single change is tried first, then pairs, in order of cost.
+    """
+    current = memory.plan_memory(recipe, gpu)
+    if current is None or current.fits:
+        return []
+    useful = [change for change in REMEDIES if _tried(recipe, (change,))]
+    pairs = [pair for pair in combinations(useful, 2) if pair[0][0] != pair[1][0]]
+    pairs.sort(key=lambda pair: useful.index(pair[1]))
+    for changes in (*((change,) for change in useful), *pairs):
+        changed = _tried(recipe, changes)
+        fixed = memory.plan_memory(changed, gpu) if changed else None
+        if fixed and fixed.fits:
+            return [f"{key}={value}" for key, value in changes]
+    return []
+
+
+def _tried(recipe: Recipe, changes: tuple[tuple[str, str], ...]) -> Recipe | None:
+    """The recipe with the changes; None where one is not a change for the better or is not valid."""
+    try:
+        changed = override(recipe, [f"{key}={value}" for key, value in changes])
+        validate(changed)
+    except ConfigError:
+        return None
+    fewer_nodes = changed.cluster.nodes < recipe.cluster.nodes
+    fewer_ranks = changed.config.rollout.tensor_parallel < recipe.config.rollout.tensor_parallel
+    return None if fewer_nodes or fewer_ranks or changed == recipe else changed
+
+
 def advice(recipe: Recipe, gpu: str = "") -> str:
     """What to change in a recipe that does not fit, for a message: the cheapest options; else the longest
     completions that fit; else more or larger machines."""
-    if fix := memory.cheapest_fix(recipe, gpu):
+    if fix := cheapest_fix(recipe, gpu):
         return " ".join(f"--set {change}" for change in fix)
     machines = "more nodes, or GPUs with more memory"
     if longest := longest_completions(recipe, gpu):

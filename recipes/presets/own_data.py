@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
 import shlex
@@ -10,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from recipes.presets import row_counts
 from recipes.presets.models_and_data import DATASETS, with_parts
 from recipes.recipe.spec import DataFacts, Recipe, Step
 from trainer.config import ConfigError
 
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 """Endings that a name on the hub does not have."""
+WHOLE_BYTES = 1 << 30
+"""Largest .json document that is read to be counted, since it is one value and is parsed whole."""
 HELD_OUT = ("validation", "test", "val", "dev", "testmini")
 """What splits that are held out are called, the likelier first."""
 
@@ -139,7 +142,7 @@ def count_rows(words: Sequence[str]) -> int | None:
     options = False
     for word in words:
         options = options or word.startswith("-")
-        rows = DATASETS[word].rows if word in DATASETS else row_counts.rows_in(Path(word))
+        rows = DATASETS[word].rows if word in DATASETS else rows_in(Path(word))
         if rows is not None:
             counted += rows
         elif not options:
@@ -167,3 +170,54 @@ def source_words(source: str) -> list[str]:
 def source_files(source: str) -> list[str]:
     """The words of `data.source` that name files: absolute ones, as the command line makes them."""
     return [word for word in source_words(source) if word.startswith("/")]
+
+
+def rows_in(path: Path) -> int | None:
+    """Rows of a file, by its ending as `launch.py data prepare` reads it; None where they cannot be
+    counted."""
+    try:
+        match path.suffix:
+            case ".jsonl" | ".ndjson":
+                with path.open("rb") as file:
+                    return sum(1 for line in file if line.strip())
+            case ".csv" | ".tsv":
+                return _records(path, "\t" if path.suffix == ".tsv" else ",")
+            case ".json":
+                return _objects(json.loads(path.read_bytes())) if path.stat().st_size < WHOLE_BYTES else None
+            case ".parquet":
+                return _parquet(path)
+    except (OSError, ValueError, IndexError, csv.Error, RecursionError):
+        return None  # preparing says what is wrong with it
+    return None
+
+
+def _records(path: Path, delimiter: str) -> int:
+    """Records below a header; one may go over several lines."""
+    csv.field_size_limit(1 << 30)  # images may be inside, in base64
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        records = sum(1 for record in csv.reader(file, delimiter=delimiter) if record)
+    return max(0, records - 1)
+
+
+def _objects(whole: Any) -> int:
+    """Rows of a document: a list, an object with one list of objects inside, or objects by their id."""
+    if isinstance(whole, list):
+        return len(whole)
+    if not isinstance(whole, dict):
+        return 1
+    lists = [
+        value for value in whole.values() if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+    return len(lists[0]) if len(lists) == 1 else len(whole)
+
+
+def _parquet(path: Path) -> int | None:
+    """The rows that a Parquet file's footer names; None where this Python has nothing that reads it."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return None
+    try:
+        return parquet.read_metadata(path).num_rows
+    except ArrowException:
+        return None

@@ -34,7 +34,7 @@ class PlannedFleet:
     """One way to run the recipe: without workers, or with `count` of them."""
 
     trainer: str
-    """GPUs that learn; "A of B x GPU" where the others of the same nodes sample."""
+    """GPUs that learn."""
     target: str
     """Where those are."""
     market: str
@@ -202,14 +202,10 @@ def row_options(recipe: Recipe, row: FleetRow) -> str:
             sets.append("algorithm.rollout_correction=truncate")  # what samples of older weights need
         if row.unit_prompts < recipe.config.rollout.prompts_per_step:
             sets.append(f"fleet.unit_prompts={row.unit_prompts}")
-        if worker.own:
-            sets += ["fleet.workers=only", f"fleet.gpus_per_node={worker.own}"]
-            sets.append(f"rollout.tensor_parallel={worker.gpus}")
-        else:
-            if SampleGroup(gpus_per_node=worker.gpus).engine_gpus(engine) != worker.gpus:
-                sets.append(f"sample.tensor_parallel={worker.gpus}")
-            market = "spot" if worker.spot else "on-demand"
-            words.append(f"--fleet {row.count}x{worker.name}:{market}@{worker.target}")
+        if SampleGroup(gpus_per_node=worker.gpus).engine_gpus(engine) != worker.gpus:
+            sets.append(f"sample.tensor_parallel={worker.gpus}")
+        market = "spot" if worker.spot else "on-demand"
+        words.append(f"--fleet {row.count}x{worker.name}:{market}@{worker.target}")
     options = [f"--set {shlex.quote(assignment)}" for assignment in sets]
     return " ".join([f"--target {row.offer.target}", *options, *words])
 
@@ -252,8 +248,7 @@ def _learners(fleet: PlannedFleet) -> str:
 def _workers(fleet: PlannedFleet) -> str:
     if fleet.worker is None:
         return "none"
-    where = "same nodes" if " of " in fleet.trainer else _place(fleet.worker_target, fleet.worker_market)
-    return f"{fleet.count} x {fleet.worker}, {where}"
+    return f"{fleet.count} x {fleet.worker}, {_place(fleet.worker_target, fleet.worker_market)}"
 
 
 def _place(target: str | None, market: str | None) -> str:
@@ -278,8 +273,6 @@ def describe_both_groups(
         return lines, None
     hourly = run.usd_per_hour + workers.usd_per_hour
     lines.append(f"both     ${hourly:.2f} per hour, workers until the run ends")
-    if recipe.config.fleet.gpus_per_node:
-        return [*lines, "no plan of both: the run's own nodes sample too (fleet.gpus_per_node)"], None
     try:
         compared = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [run.target, workers.target])
     except ConfigError as error:

@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipes.plan import (
-    allocated,
     choice,
     cost,
-    fleet_cost,
     hourly,
     memory,
     offer_choice,
@@ -20,13 +18,13 @@ from recipes.plan import (
     spread,
 )
 from recipes.plan.cheaper import CheaperChange, cheaper_changes
-from recipes.plan.hourly import Hourly, HourlyPrice
+from recipes.plan.hourly import HourlyPrice
 from recipes.platforms.targets import targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
 
-SCHEMA = 2
+SCHEMA = 3
 """Goes up when a name of the answer goes or changes its meaning; new names leave it."""
 
 
@@ -104,8 +102,6 @@ class PlanFacts:
     """That GPU's memory."""
     memory_gib: dict[str, float]
     """By phase, in order."""
-    allocated_gib: dict[str, float]
-    """By phase, on a device that computes nothing; {} of a recipe that was not run on it as it is planned."""
     tightest: str
     """The phase that needs most."""
     host_gib: float | None
@@ -147,8 +143,6 @@ class Plan:
     """The run's own machines."""
     sampling: MemoryPlan | None
     """A machine of the second group."""
-    rates: list[Hourly]
-    """Dollars per hour of both groups, by target."""
 
 
 Where = tuple[Path, list[str] | None]
@@ -169,7 +163,6 @@ def make_plan(
     need = memory.plan_memory(recipe)
     view = sample_group.sampling_machines(recipe) if recipe.kind != "sample" else None
     sampling = memory.plan_memory(view) if view else None
-    rates = hourly.of_groups(recipe, offers, catalogs, named) if sampling else []
     targets = named or choice.driven_targets(recipe)
     taken = choice.taken_offer(offers, targets) or (next(iter(offers), None) if target else None)
     shown = planned_offer(taken) if taken else None
@@ -195,8 +188,6 @@ def make_plan(
     if problem:
         verdict = f"does not fit: {problem}. Cheapest change that makes it fit: {cure}"
 
-    by_phase = allocated.beside(recipe.name, need) if need else {}
-    on_device = {phase: gib.tensors for phase, gib in by_phase.items()}
     expected = recipe.config.expected
     bands = [f"{band} ({band.source})" for band in expected.bands]
     phases = need.phases if need else []
@@ -211,7 +202,6 @@ def make_plan(
         gpu=need.gpu if need else "",
         gpu_gib=need.gpu_bytes / GIB if need else None,
         memory_gib={phase.name: phase.total / GIB for phase in phases},
-        allocated_gib=on_device,
         tightest=need.peak.name if need else "",
         host_gib=need.host_bytes / GIB if need else None,
         disk_gib=need.disk_bytes / GIB if need else None,
@@ -223,16 +213,16 @@ def make_plan(
         cheaper=better,
         hourly=per_hour,
         assumptions=_assumptions(recipe, taken or next(iter(offers), None), network_gbit_s),
-        remarks=_remarks(recipe, shown, sampling, rates, where),
+        remarks=_remarks(recipe, shown, sampling, where),
         expected=bands,
         not_promised=expected.not_promised,
         limits=limits,
     )
-    return Plan(facts=facts, memory=need, sampling=sampling, rates=rates)
+    return Plan(facts=facts, memory=need, sampling=sampling)
 
 
 def _remarks(
-    recipe: Recipe, taken: PlannedOffer | None, sampling: MemoryPlan | None, rates: list[Hourly], where: Where
+    recipe: Recipe, taken: PlannedOffer | None, sampling: MemoryPlan | None, where: Where
 ) -> list[str]:
     """What speaks against the plan, what it leaves out, and what other machines need."""
     lines = []
@@ -248,36 +238,15 @@ def _remarks(
     if sampling and recipe.sample:
         machines = sample_group.describe_machines(recipe.sample)
         room = f"{sampling.peak.total / GIB:.1f} of {sampling.gpu_bytes / GIB:.1f} GiB a GPU"
-        line = f"second group: {machines}, {room}, KV cache of {sampling.kv_cache_tokens:,} tokens"
-        if rates and rates[0].usd is not None:
-            both = f"${rates[0].usd:.2f} an hour on {rates[0].target}"
-            line += f"; both groups {both} (--fleet: hours of both)"
-        lines.append(line)
+        cache = f"KV cache of {sampling.kv_cache_tokens:,} tokens"
+        lines.append(f"second group: {machines}, {room}, {cache} (--fleet: hours and dollars of both)")
     fleet = recipe.config.fleet
-    if recipe.kind == "train" and fleet.gpus_per_node:
-        lines.append(own_nodes(recipe, fleet_cost.own_plan(recipe, *where)))
-    elif recipe.kind == "train" and fleet.workers == "only":
+    if recipe.kind == "train" and fleet.workers == "only":
         lines.append(
             "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
             " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
         )
     return [*lines, *(f"left out: {line}" for line in hourly.short_of_ram(recipe, *where))]
-
-
-def own_nodes(recipe: Recipe, row: fleet_cost.FleetRow | None) -> str:
-    """What a run is expected to take whose own nodes sample on some of their GPUs."""
-    split = f"{recipe.config.fleet.gpus_per_node} of each node's {recipe.cluster.gpus_per_node} GPUs"
-    text = (
-        f"{split} sample while the others learn; hours and dollars above are those of engines on the others."
-    )
-    if row is None:
-        return f"{text} No time of both is planned: no price is known of machines that hold both"
-    machines = f"{row.offer.target}, {row.offer.gpu}, {cost.market_of(row.offer.spot)}"
-    figures = f"{row.step_s:.1f} s and ${row.usd:.3f} a step, {row.hours:.1f} h and ${row.run_usd:,.0f}"
-    text += f" Planned on {machines}: {figures}"
-    if row.ahead < row.enough:
-        text += f". --set rollout.staleness={row.enough} would let no completion be waited for"
-    return text
 
 
 def planned_offer(offer: cost.Offer) -> PlannedOffer:

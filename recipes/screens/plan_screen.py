@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from recipes.plan import cost
-from recipes.plan.hourly import GroupRate
 from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.screens.plan_facts import Plan, PlanFacts, PlannedOffer
 from recipes.screens.tables import show_lines, show_table, verdict_line
@@ -29,7 +28,7 @@ def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
     console.print(verdict_line(facts.verdict), soft_wrap=whole)
     console.print(Text(f"{facts.recipe}: {facts.description}; {facts.machines}"))
     if whole and plan.memory:
-        _memory(plan.memory, facts.allocated_gib, console)
+        _memory(plan.memory, console)
     if facts.taken:
         _step(facts, facts.taken, console)
     if facts.offers:
@@ -37,7 +36,8 @@ def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
     if facts.hourly:
         _hourly(facts, console, ALL if whole else OFFERS)
     if whole and plan.sampling:
-        _second_group(plan, plan.sampling, console)
+        console.print("\nsecond group, each a job that samples:", style="bold")
+        _memory(plan.sampling, console)
     if facts.limits:
         console.print()
         show_lines(console, facts.limits.said, whole=whole)
@@ -48,8 +48,8 @@ def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
     console.print(verdict_line(facts.verdict), soft_wrap=whole)
 
 
-def _memory(need: MemoryPlan, allocated_gib: dict[str, float], console: Console) -> None:
-    """Every part in every phase, what a device that computes nothing allocated, and what a node needs."""
+def _memory(need: MemoryPlan, console: Console) -> None:
+    """Every part in every phase, and what a node needs."""
     rows: dict[str, list[str]] = {}
     for i, phase in enumerate(need.phases):
         sizes = phase.parts | {"sum": phase.total}
@@ -57,9 +57,6 @@ def _memory(need: MemoryPlan, allocated_gib: dict[str, float], console: Console)
             cells = rows.setdefault(part, [""] * len(need.phases))
             cells[i] = f"{size / GIB:.1f}"
     rows["sum"] = rows.pop("sum")
-    if allocated_gib:
-        taken = [allocated_gib.get(phase.name) for phase in need.phases]
-        rows["allocated (docs/planned.md)"] = ["" if one is None else f"{one:.1f}" for one in taken]
     console.print()
     head = f"GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})"
     columns = (head, *(phase.name for phase in need.phases))
@@ -137,26 +134,6 @@ def _hourly(facts: PlanFacts, console: Console, most: int) -> None:
     show_table(console, ("", "GPU", "market", "$/hour", *(["$ at most"] if check else [])), rows, words=3)
     if check:
         console.print("at most: for its checks; start and set-up come on top")
-
-
-def _second_group(plan: Plan, need: MemoryPlan, console: Console) -> None:
-    """What a sampling machine needs, and dollars per hour by group."""
-    console.print("\nsecond group, each a job that samples:", style="bold")
-    _memory(need, {}, console)
-    rows = []
-    for one in plan.rates:
-        both = f"{one.usd:.2f}" if one.usd is not None else "-"
-        rows.append((one.target, *_rate(one.run), *_rate(one.sample), both))
-    if rows and need.fits:
-        console.print()
-        columns = ("", "the run's machines", "machines that sample", "$/hour", "$/hour", "both, $/hour")
-        show_table(console, columns, [(r[0], r[1], r[3], r[2], r[4], r[5]) for r in rows], words=3)
-
-
-def _rate(rate: GroupRate | None) -> tuple[str, str]:
-    if rate is None:
-        return "no known price", "-"
-    return f"{rate.gpu} {cost.market_of(rate.spot)}", f"{rate.usd:.2f}"
 
 
 def _cheaper(facts: PlanFacts, console: Console, most: int) -> None:

@@ -117,16 +117,11 @@ def _line(one: ListedRecipe, widths: list[int]) -> str:
 
 def show_recipe(name: str, console: Console) -> None:
     """A recipe with its details. Raises ConfigError naming the nearest one."""
-    from recipes.plan import cost, memory
     from recipes.platforms.targets import targets_for
     from recipes.presets import get
     from recipes.recipe import sample_group
-    from recipes.recipe.resolved import GIB
-    from recipes.screens.plan_facts import likely_range
 
     recipe = get(name)
-    need = memory.plan_memory(recipe)
-    likely = likely_offer(recipe)
     data = recipe.dataset
     rows = f", {data.rows:,} rows" if data.rows else ""
     details = {
@@ -134,25 +129,9 @@ def show_recipe(name: str, console: Console) -> None:
         "method": recipe_method(recipe),
         "data": f"{data.name}{rows}" if data.name else "",
         "machines": sample_group.machine_shape(recipe),
-        "runs on": _families(targets_for(recipe)),
+        "runs on": ", ".join(targets_for(recipe)),
+        "no promise": recipe.config.expected.not_promised,
     }
-    if need:
-        details["GPU memory"] = (
-            f"at most {need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB, planned"
-        )
-        details["a node has"] = (
-            f"{need.host_bytes / GIB:.0f} GiB of RAM and {need.disk_bytes / GIB:.0f} of disk, planned"
-        )
-    if likely:
-        where = f"{likely.target}, {likely.gpu} {likely.market}"
-        details["a run"] = (
-            f"{cost.steps_of(recipe):,} steps, likely {likely_range(likely)} on {where}, which `up` takes"
-        )
-    expected = recipe.config.expected
-    if expected.bands:
-        details["expected"] = f"{len(expected.bands)} bands, `compare RUN --expected` checks them"
-    if expected.not_promised:
-        details["no promise"] = expected.not_promised
     console.print(
         f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}\n", highlight=False, soft_wrap=True
     )
@@ -168,21 +147,15 @@ def listed_recipes() -> list[ListedRecipe]:
     """Every recipe, as kept from an earlier call if nothing that decides the figures has changed since. A
     damaged file is ignored."""
     key = f"{sources_hash()} {hashlib.sha256(desk_state().encode()).hexdigest()}"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        seal, _, rows = CACHE.read_text().partition("\n")
-        if seal == _seal(key, rows):
-            return [ListedRecipe(**row) for row in json.loads(rows)]
-    found = planned_recipes()
-    rows = json.dumps([asdict(one) for one in found])
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(CACHE.read_text())
+        if kept["key"] == key:
+            return [ListedRecipe(**row) for row in kept["rows"]]
+    planned = planned_recipes()
     with contextlib.suppress(OSError):  # a checkout that may only be read has no cache
         CACHE.parent.mkdir(exist_ok=True)
-        write_whole(CACHE, f"{_seal(key, rows)}\n{rows}".encode())
-    return found
-
-
-def _seal(key: str, rows: str) -> str:
-    """Holds for these rows, and for the files that they were planned with."""
-    return hashlib.sha256(f"{key}\n{rows}".encode()).hexdigest()
+        write_whole(CACHE, json.dumps({"key": key, "rows": list(map(asdict, planned))}).encode())
+    return planned
 
 
 def figure_sources(root: Path = ROOT) -> list[Path]:
@@ -298,16 +271,3 @@ def _where(targets: list[str]) -> str:
 def recipe_method(recipe: Recipe) -> str:
     """What it does in a word: the training method, else its kind."""
     return recipe.config.method if recipe.kind == "train" else recipe.kind
-
-
-def _families(targets: list[str]) -> str:
-    """skypilot(runpod,gcp) dstack(gcp): each platform with its clouds."""
-    families: dict[str, list[str]] = {}
-    for target in targets:
-        platform, _, cloud = target.partition("-")
-        families.setdefault(platform, []).append(cloud)
-    words = []
-    for platform, clouds in families.items():
-        named = [cloud for cloud in clouds if cloud]
-        words.append(f"{platform}({','.join(named)})" if named else platform)
-    return " ".join(words)

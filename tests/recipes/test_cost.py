@@ -173,21 +173,6 @@ def test_slow_networks_cost_time_in_multi_node_updates():
     assert slow.rollout == fast.rollout
 
 
-def test_weights_that_stay_are_gathered_once():
-    recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
-    need = memory.plan_memory(recipe)
-    assert need
-    step, whole = passes.of_step(recipe, need.shape), 8_292_166_656 * 2
-    forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
-    assert forward == len(step.logprobs) * whole and step.models == 1
-    assert 1.9 < updates / whole / len(step.updates) < 2
-    kept = override(recipe, [f"optimizer.live_parameters={2 * 8_292_166_656}"]).config
-    assert passes.gathered_bytes(kept, need.shape, step)[1] == len(step.updates) * whole
-    bare = override(recipe, ["optimizer.live_parameters=0"]).config
-    # Once forward and once backward, where a block is computed again while it is whole.
-    assert passes.gathered_bytes(bare, need.shape, step)[1] == 2 * len(step.updates) * whole
-
-
 def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
     for name in ("grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-7b-gsm8k"):
         recipe = get(name)

@@ -14,7 +14,6 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import fleet_launch, launched_run, launching
-from recipes.plan import prices, resolving
 from recipes.platforms.targets import TARGETS
 from recipes.presets import resolve
 from recipes.records import run_record
@@ -304,23 +303,6 @@ def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
     fleet = re.search(r"--fleet (\d+)x([\w-]+):\S+@(\S+)", said)
     assert re.search(rf"workers  mine-w\w+: {fleet[1]} x 1 {fleet[2]} on {fleet[3]}, \$", out)
     assert re.search(r"planned  .* h and \$\d+, .* with rollout.staleness=", out), "as the table said"
-
-
-def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
-    own = 2
-    given = ("fleet.workers=only", f"fleet.gpus_per_node={own}", "rollout.tensor_parallel=1")
-    given = [word for one in given for word in ("--set", one)]
-    _, said, _ = run(capsys, "plan", THREE, "--all", "--fleet", "--deadline", "40h", *given)
-    words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
-    assert "--fleet" not in words and "sample.tensor_parallel" not in said
-    code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
-    assert code == 0, err
-    assert f"gpus_per_node: {own}" in out and KEY in out
-    hours, dollars = re.search(r"same nodes; ([\d.]+) h, \$(\d+)", said).groups()
-    changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    resolved = resolving.resolve_target(resolve(THREE, changes), words[words.index("--target") + 1])
-    plan = resolving.expect_run(resolved, prices.sky_catalogs())
-    assert (f"{plan.planned_hours:.1f}", f"{plan.planned_usd:.0f}") == (hours, dollars)
 
 
 # --- machines that are started for a run that is there --------------------------------------------

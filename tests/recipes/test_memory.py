@@ -262,7 +262,7 @@ def test_cheapest_fix_is_the_cheapest_and_it_fixes(name, overrides, fix):
     recipe = override(get(name), overrides)
     before = memory.plan_memory(recipe)
     assert before and not before.fits and before.problem
-    assert memory.cheapest_fix(recipe) == fix
+    assert sizing.cheapest_fix(recipe) == fix
     after = memory.plan_memory(override(recipe, fix))
     assert after and after.fits
 
@@ -340,7 +340,7 @@ def test_remedies_change_only_what_a_configuration_has():
         if dataclasses.is_dataclass(s.default_factory)
         for f in dataclasses.fields(s.default_factory)
     } | {"cluster.nodes"}
-    assert {key for key, _ in memory.REMEDIES} <= names
+    assert {key for key, _ in sizing.REMEDIES} <= names
 
 
 def test_text_only_config():

@@ -12,7 +12,7 @@ from data_prep.sources.file_records import read
 from recipes.commands.cli import main
 from recipes.plan.cost import steps_of
 from recipes.presets import resolve
-from recipes.presets.row_counts import rows_in
+from recipes.presets.own_data import rows_in
 from trainer.config import ConfigError
 
 NAME = "grpo-qwen2.5-vl-7b-mathv60k"

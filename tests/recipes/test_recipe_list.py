@@ -44,12 +44,11 @@ def test_figures_are_planned_once(kept):
     assert [path.name for path in recipe_list.CACHE.parent.iterdir()] == ["list.json"]
 
 
-@pytest.mark.parametrize("damage", ["", "x", "\n[]", "\udcff", "shorter", "another figure"])
+@pytest.mark.parametrize("damage", ["", "x", "[]", "{}", "\udcff", "shorter"])
 def test_a_damaged_cache_is_ignored(kept, damage):
     recipe_list.listed_recipes()
     whole = recipe_list.CACHE.read_text()
-    damaged = {"shorter": whole[:-2], "another figure": whole.replace("1.5", "1.4")}.get(damage, damage)
-    assert damaged != whole
+    damaged = whole[:-2] if damage == "shorter" else damage
     recipe_list.CACHE.write_bytes(damaged.encode(errors="surrogateescape"))
     assert recipe_list.listed_recipes() == [ONE] and len(kept) == 2
     assert recipe_list.CACHE.read_text() == whole

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.plan import cost, memory, step_seconds
+from recipes.plan import cost, memory, sizing, step_seconds
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 from trainer.config import LoRA, Optimizer, RunConfig
@@ -50,7 +50,7 @@ def test_what_does_not_fit_whole_is_sharded():
     recipe = override(get(FULL), ["optimizer.zero_stage=1"])
     need = memory.plan_memory(recipe)
     assert need is not None and not need.fits
-    assert memory.cheapest_fix(recipe) == ["optimizer.zero_stage=3"]
+    assert sizing.cheapest_fix(recipe) == ["optimizer.zero_stage=3"]
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("sft-")])

@@ -16,7 +16,7 @@ Tower = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 """Kind of a vision tower."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Architecture:
     """What distinguishes a family of models from the others; its sizes are in its config.json."""
 
@@ -44,75 +44,30 @@ class Architecture:
     has no `norm_topk_prob`, the chosen experts' shares sum to 1."""
 
 
+_QWEN3_5: dict[str, Any] = {"qk_norm": True, "gated_delta": True}
+_MOE: dict[str, Any] = {"experts": "together", "shared_expert": True}
 FAMILIES = {
-    "qwen2_5_vl": Architecture(
-        title="Qwen2.5-VL",
-        blocks=("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock"),
-        tower="qwen2_5_vl",
-        qkv_bias=True,
-    ),
-    "qwen2_vl": Architecture(
-        title="Qwen2-VL",
-        blocks=("Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"),
-        tower="qwen2_vl",
-        qkv_bias=True,
-    ),
-    "qwen3_vl": Architecture(
-        title="Qwen3-VL",
-        blocks=("Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"),
-        tower="qwen3_vl",
-        qk_norm=True,
-    ),
-    "qwen3_5": Architecture(
-        title="Qwen3.5",
-        blocks=("Qwen3_5DecoderLayer", "Qwen3_5VisionBlock"),
-        tower="qwen3_vl",
-        qk_norm=True,
-        gated_delta=True,
-    ),
-    "qwen3_5_moe": Architecture(
-        title="Qwen3.5-MoE",
-        blocks=("Qwen3_5MoeDecoderLayer", "Qwen3_5MoeVisionBlock"),
-        tower="qwen3_vl",
-        qk_norm=True,
-        gated_delta=True,
-        experts="together",
-        shared_expert=True,
-    ),
-    "qwen3_vl_moe": Architecture(
-        title="Qwen3-VL-MoE",
-        blocks=("Qwen3VLMoeTextDecoderLayer", "Qwen3VLMoeVisionBlock"),
-        tower="qwen3_vl",
-        qk_norm=True,
-        experts="transposed",
-    ),
-    "qwen3_5_text": Architecture(
-        title="Qwen3.5 (text)", blocks=("Qwen3_5DecoderLayer",), qk_norm=True, gated_delta=True
-    ),
-    "qwen3_5_moe_text": Architecture(
-        title="Qwen3.5-MoE (text)",
-        blocks=("Qwen3_5MoeDecoderLayer",),
-        qk_norm=True,
-        gated_delta=True,
-        experts="together",
-        shared_expert=True,
-    ),
-    "qwen3_next": Architecture(
-        title="Qwen3-Next (text)",
-        blocks=("Qwen3NextDecoderLayer",),
-        qk_norm=True,
-        gated_delta=True,
-        fused_delta=True,
-        experts="apart",
-        shared_expert=True,
-    ),
-    "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", blocks=("Qwen2DecoderLayer",), qkv_bias=True),
-    "qwen3": Architecture(title="Qwen3 (text)", blocks=("Qwen3DecoderLayer",), qk_norm=True),
-    "qwen3_moe": Architecture(
-        title="Qwen3-MoE (text)", blocks=("Qwen3MoeDecoderLayer",), qk_norm=True, experts="apart"
-    ),
-    "llama": Architecture(title="Llama (text)", blocks=("LlamaDecoderLayer",)),
-}
+    "qwen2_5_vl": Architecture("Qwen2.5-VL", ("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock"),
+                               tower="qwen2_5_vl", qkv_bias=True),
+    "qwen2_vl": Architecture("Qwen2-VL", ("Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"),
+                             tower="qwen2_vl", qkv_bias=True),
+    "qwen3_vl": Architecture("Qwen3-VL", ("Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"),
+                             tower="qwen3_vl", qk_norm=True),
+    "qwen3_5": Architecture("Qwen3.5", ("Qwen3_5DecoderLayer", "Qwen3_5VisionBlock"),
+                            tower="qwen3_vl", **_QWEN3_5),
+    "qwen3_5_moe": Architecture("Qwen3.5-MoE", ("Qwen3_5MoeDecoderLayer", "Qwen3_5MoeVisionBlock"),
+                                tower="qwen3_vl", **_QWEN3_5, **_MOE),
+    "qwen3_vl_moe": Architecture("Qwen3-VL-MoE", ("Qwen3VLMoeTextDecoderLayer", "Qwen3VLMoeVisionBlock"),
+                                 tower="qwen3_vl", qk_norm=True, experts="transposed"),
+    "qwen3_5_text": Architecture("Qwen3.5 (text)", ("Qwen3_5DecoderLayer",), **_QWEN3_5),
+    "qwen3_5_moe_text": Architecture("Qwen3.5-MoE (text)", ("Qwen3_5MoeDecoderLayer",), **_QWEN3_5, **_MOE),
+    "qwen3_next": Architecture("Qwen3-Next (text)", ("Qwen3NextDecoderLayer",), fused_delta=True,
+                               experts="apart", shared_expert=True, **_QWEN3_5),
+    "qwen2": Architecture("Qwen2 and Qwen2.5 (text)", ("Qwen2DecoderLayer",), qkv_bias=True),
+    "qwen3": Architecture("Qwen3 (text)", ("Qwen3DecoderLayer",), qk_norm=True),
+    "qwen3_moe": Architecture("Qwen3-MoE (text)", ("Qwen3MoeDecoderLayer",), qk_norm=True, experts="apart"),
+    "llama": Architecture("Llama (text)", ("LlamaDecoderLayer",)),
+}  # fmt: skip
 """What is trained, by `model_type` of config.json. The parity tests run on every family of this table
 (tests/families.py)."""
 MISSING = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainer.system.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
     driver: str
     """Regular expression for what the driver calls it, between word boundaries."""
@@ -27,66 +27,16 @@ class Gpu:
 
 
 GPUS = {
-    "L4": Gpu(
-        driver=r"L4", memory_gib=22.0, bf16_tflops=121, hbm_gb_per_s=300, nvlink_gb_per_s=25, pcie_gb_per_s=25
-    ),
-    "L40S": Gpu(
-        driver=r"L40S",
-        memory_gib=44.4,
-        bf16_tflops=362,
-        hbm_gb_per_s=864,
-        nvlink_gb_per_s=25,
-        pcie_gb_per_s=25,
-    ),
-    "A100": Gpu(
-        driver=r"A[18]00",
-        memory_gib=39.4,
-        bf16_tflops=312,
-        hbm_gb_per_s=1555,
-        nvlink_gb_per_s=300,
-        pcie_gb_per_s=25,
-    ),
-    "A100-80GB": Gpu(
-        driver=r"A[18]00",
-        memory_gib=79.2,
-        bf16_tflops=312,
-        hbm_gb_per_s=2039,
-        nvlink_gb_per_s=300,
-        pcie_gb_per_s=25,
-    ),
-    "H100": Gpu(
-        driver=r"H[18]00",
-        memory_gib=79.2,
-        bf16_tflops=989,
-        hbm_gb_per_s=3350,
-        nvlink_gb_per_s=450,
-        pcie_gb_per_s=50,
-    ),
-    "H200": Gpu(
-        driver=r"G?H200",
-        memory_gib=139.8,
-        bf16_tflops=989,
-        hbm_gb_per_s=4800,
-        nvlink_gb_per_s=450,
-        pcie_gb_per_s=50,
-    ),
-    "B200": Gpu(
-        driver=r"B[23]00",
-        memory_gib=178.4,
-        bf16_tflops=2250,
-        hbm_gb_per_s=8000,
-        nvlink_gb_per_s=900,
-        pcie_gb_per_s=50,
-    ),
-    "MI300X": Gpu(
-        driver=r"MI3(00|25)X",
-        memory_gib=191.0,
-        bf16_tflops=1307,
-        hbm_gb_per_s=5300,
-        nvlink_gb_per_s=448,
-        pcie_gb_per_s=50,
-    ),
-}
+    # what the driver calls it, GiB, TFLOP/s, and GB/s of its memory, of NVLink or the bus, and to the host
+    "L4":        Gpu(r"L4",          22.0,  121,  300,  25, 25),
+    "L40S":      Gpu(r"L40S",        44.4,  362,  864,  25, 25),
+    "A100":      Gpu(r"A[18]00",     39.4,  312, 1555, 300, 25),
+    "A100-80GB": Gpu(r"A[18]00",     79.2,  312, 2039, 300, 25),
+    "H100":      Gpu(r"H[18]00",     79.2,  989, 3350, 450, 50),
+    "H200":      Gpu(r"G?H200",     139.8,  989, 4800, 450, 50),
+    "B200":      Gpu(r"B[23]00",    178.4, 2250, 8000, 900, 50),
+    "MI300X":    Gpu(r"MI3(00|25)X", 191.0, 1307, 5300, 448, 50),
+}  # fmt: skip
 
 BATCH_INVARIANT = ("H100", "H200", "B200")
 """GPUs on which vLLM's batch-invariant mode leaves torch's own products in place. On older ones it puts
