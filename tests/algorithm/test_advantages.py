@@ -6,11 +6,9 @@ import torch
 from trainer.algorithm.advantages import (
     RewardParts,
     RunningNorm,
-    batch_norm,
     estimate_advantages,
     flat_groups,
     gdpo,
-    group_mean,
     group_norm,
     leave_one_out,
     returns_to_go,
@@ -19,22 +17,6 @@ from trainer.algorithm.advantages import (
 from trainer.config import Algorithm
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 3.0, 1.0]), torch.tensor([0, 0, 0, 0, 1, 1])
-
-
-def test_group_norm_by_hand():
-    s = (1 / 3) ** 0.5  # unbiased std of 1, 0, 0, 1
-    out = group_norm(REWARDS, GROUPS, eps=0.0)
-    assert out.tolist() == pytest.approx([0.5 / s, -0.5 / s, -0.5 / s, 0.5 / s, 2**-0.5, -(2**-0.5)])
-
-
-def test_mean_only_leave_one_out_and_batch_norm_by_hand():
-    assert group_mean(REWARDS, GROUPS).tolist() == [0.5, -0.5, -0.5, 0.5, 1, -1]
-    assert leave_one_out(REWARDS, GROUPS).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3, 2, -2])
-    assert leave_one_out(REWARDS, GROUPS)[0] == pytest.approx(1 - (0 + 0 + 1) / 3)
-    std = (6 / 5) ** 0.5  # of all six about their mean 1
-    assert batch_norm(REWARDS, GROUPS, 0.0).tolist() == pytest.approx(
-        [x / std for x in (0.5, -0.5, -0.5, 0.5, 1, -1)]
-    )
 
 
 def test_gdpo_lets_a_reward_of_small_spread_count_as_much_as_a_large_one():

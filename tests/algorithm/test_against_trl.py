@@ -19,7 +19,6 @@ MASK = (torch.arange(7) < LENGTHS[:, None]).float()
 
 @pytest.fixture(scope="module")
 def trl():
-    pytest.importorskip("trl")
     from trl.trainer import grpo_trainer, rloo_trainer
 
     return SimpleNamespace(grpo=grpo_trainer, rloo=rloo_trainer)

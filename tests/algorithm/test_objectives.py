@@ -43,35 +43,12 @@ def loss_of(kind, advantages, low=0.2, high=0.2, dual=0.0, ratios=RATIOS, weight
     return float(loss.total), logprobs.grad.tolist(), loss
 
 
-def test_clip_higher_by_hand():
-    total, grad, loss = loss_of("ppo", [1.0, 1.0, 1.0], high=1.5)
-    assert total == pytest.approx(-(2 + 0.5 + 2.5) / 3) and float(loss.clip_fraction) == pytest.approx(1 / 3)
-    assert grad == pytest.approx([-2 / 3, -0.5 / 3, 0])
-
-
 def test_dual_clip_by_hand():
     """min(r A, clip(r) A) at r = 3 and A = -1 is -3; with dual clip 2.5 it is -2.5, and its gradient 0."""
     total, grad, loss = loss_of("ppo", [-1.0, 1.0, -1.0], dual=2.5)
     assert total == pytest.approx((2 - 0.5 + 2.5) / 3)
     assert grad == pytest.approx([2 / 3, -0.5 / 3, 0]) and float(loss.clip_fraction) == pytest.approx(1 / 3)
     assert loss_of("ppo", [-1.0, 1.0, -1.0])[0] == pytest.approx((2 - 0.5 + 3) / 3)
-
-
-def test_gspo_takes_the_sequence_s_ratio():
-    """Ratios 2 and 0.5 make a sequence of ratio 1: inside the clip, where each token is outside."""
-    weights = token_weights(LENGTHS, "sequences", 3, 2)
-    total, grad, loss = loss_of("gspo", [1.0, 1.0, 1.0], weights=weights)
-    assert total == pytest.approx(-(1 + 1.2) / 2)
-    assert grad == pytest.approx([-0.25, -0.25, 0]) and float(loss.clip_fraction) == pytest.approx(0.5)
-
-
-def test_cispo_keeps_the_gradient_of_clipped_tokens():
-    total, grad, loss = loss_of("cispo", [1.0, -1.0, 1.0], low=1.0, high=1.0)
-    logprobs = (OLD + RATIOS.log()).tolist()
-    assert total == pytest.approx(-(2 * logprobs[0] - 0.5 * logprobs[1] + 2 * logprobs[2]) / 3)
-    assert grad == pytest.approx([-2 / 3, 0.5 / 3, -2 / 3]) and float(loss.clip_fraction) == pytest.approx(
-        1 / 3
-    )
 
 
 def test_gmpo_clips_logarithms_then_takes_the_geometric_mean():
@@ -90,11 +67,8 @@ def test_correction_by_hand():
     def find(kind, level, low=0.0, high=2.0):
         return [x.tolist() for x in rollout_weights(gap, LENGTHS, kind, level, low, high)]
 
-    assert find("truncate", "token")[0] == pytest.approx([2, 0.5, 0.1])
-    assert find("mask", "token", low=0.2)[0] == pytest.approx([0, 0.5, 0])
-    assert find("mask", "token", low=0.2)[1] == [True, False, True]
-    assert find("truncate", "sequence")[0] == pytest.approx([2, 2, 0.1])  # 4 x 0.5 = 2
-    assert find("mask", "sequence", high=1.9)[0] == pytest.approx([0, 0, 0.1])
+    assert find("mask", "token", low=0.2) == [pytest.approx([0, 0.5, 0]), [True, False, True]]
+    assert find("mask", "sequence", high=1.9)[0] == pytest.approx([0, 0, 0.1])  # 4 x 0.5 = 2
     assert find("truncate", "geometric")[0] == pytest.approx([2**0.5, 2**0.5, 0.1])
     assert all(
         math.isfinite(x) for x in rollout_weights(gap * 100, LENGTHS, "truncate", "sequence", 0.0, 1e9)[0]

@@ -5,6 +5,7 @@ import typing
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from trainer import config as c
 from trainer.config.overrides import read_yaml
@@ -42,6 +43,10 @@ def test_a_text_stays_the_text_that_was_written(text):
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(c.ConfigError, match=message.replace("?", r"\?")):
         c.override(c.RunConfig(), [assignment])
+
+
+TEACHER = ["algorithm.teacher=some/teacher", "algorithm.kl_coef=0"]
+TWO_RANKS = ["placement.workers_per_node=2"]
 
 
 def choices() -> list[tuple[str, str]]:
@@ -89,6 +94,27 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (["lora.rank=8", "lora.qlora=true"], "lora.qlora is for method sft: the engine holds all weights"),
+        (["lora.rank=8", "lora.dropout=0.1"], "lora.dropout is 0.1 with method grpo"),
+        (["lora.vision=true"], "lora.rank is 0, so lora.vision, lora.dropout and lora.qlora have no adapter"),
+        (["lora.rank=8", "lora.vision=true", "model.freeze_vision=true"], "model.freeze_vision"),
+        (["optimizer.zero_stage=2"], "zero_stage is 2 with method grpo"),
+        (
+            ["method=sft", "optimizer.zero_stage=1", "optimizer.hpz_ranks=2", *TWO_RANKS],
+            "hpz_ranks is 2 at optimizer.zero_stage 1",
+        ),
+        (["optimizer.warmup_steps=1", "optimizer.warmup_ratio=0.1"], "set one to 0"),
+        (["method=sft", "sft.batch_size=1", *TWO_RANKS], "use at least 2"),
+        ([*TEACHER, "algorithm.kl_coef=0.01"], "set algorithm.kl_coef to 0"),
+        ([*TEACHER, "method=sft"], "set method to grpo"),
+        ([*TEACHER, "algorithm.teacher=", "algorithm.teacher_revision=abc"], "name the teacher too"),
+        ([*TEACHER, "algorithm=gmpo", "algorithm.kl_coef=0"], "use ppo, gspo or cispo"),
+        (
+            [*TEACHER, "algorithm.refill_rounds=2", "rewards.accuracy_weight=0", "rewards.format_weight=0"],
+            "set algorithm.refill_rounds to 0",
+        ),
+        ([*TEACHER, "evaluation.pass_rate_samples=4"], "has no use for algorithm.teacher"),
+        ([*TEACHER, "algorithm.teacher_coef=0"], "teacher_coef"),
         (["rollout.prompts_per_step=0"], "at least 1"),
         (["rollout.samples_per_prompt=1"], "at least 2"),
         (["algorithm.samples_per_update=7"], "use a divisor of 256"),
@@ -291,3 +317,12 @@ def test_an_engine_has_room_for_all_that_a_first_phase_begins():
     assert c.override(config, ["rollout.staleness=3"]).engine_sequences == 128
     carrying = c.override(config, ["rollout.staleness=3", "rollout.tokens_per_step=512"])
     assert carrying.engine_sequences == 512
+
+
+def test_aliases_that_stand_for_billions_of_values_are_refused():
+    lines = ["a0: &a0 [x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 26)]
+    for text in ("\n".join(lines), "a: &a [*a]", "a: &a {b: *a}"):
+        with pytest.raises(yaml.YAMLError, match="its aliases make more than"):
+            read_yaml(text)
+    assert read_yaml("a: &a [1, 2]\nb: *a\n") == {"a": [1, 2], "b": [1, 2]}

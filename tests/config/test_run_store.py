@@ -9,7 +9,7 @@ import pytest
 
 from trainer import config as c
 from trainer.config import run_store
-from trainer.config.run_store import RunStore
+from trainer.config.run_store import RunStore, model_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +46,18 @@ def test_nobody_joins_these_addresses_by_hand():
                 if joined.search(line):
                     found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "Qwen3-VL-8B-Instruct"),
+        ("/home/me/runs/warm/hf", "warm"),
+        ("runs/warm/pulled/hf", "warm"),
+        ("runs/warm/checkpoints/hf/", "warm"),
+        ("hf", "hf"),
+    ],
+)
+def test_a_model_is_called_by_its_name_and_an_export_by_its_run(path, name):
+    assert model_name(path) == name

@@ -7,26 +7,6 @@ from trainer import config as c
 BASE = ["algorithm.teacher=some/teacher", "algorithm.kl_coef=0"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["algorithm.kl_coef=0.01"], "set algorithm.kl_coef to 0"),
-        (["method=sft"], "set method to grpo"),
-        (["algorithm.teacher=", "algorithm.teacher_revision=abc"], "name the teacher too"),
-        (["algorithm.surrogate=gmpo", "algorithm.loss_denominator=sequences"], "use ppo, gspo or cispo"),
-        (
-            ["algorithm.refill_rounds=2", "rewards.accuracy_weight=0", "rewards.format_weight=0"],
-            "set algorithm.refill_rounds to 0",
-        ),
-        (["evaluation.pass_rate_samples=4"], "has no use for algorithm.teacher"),
-        (["algorithm.teacher_coef=0"], "teacher_coef"),
-    ],
-)
-def test_what_is_refused(options, said):
-    with pytest.raises(c.ConfigError, match=said):
-        c.validate(c.override(c.RunConfig(), [*BASE, *options]))
-
-
 def test_rewards_and_groups_are_not_needed():
     options = ["rollout.samples_per_prompt=1", "rewards.accuracy_weight=0", "rewards.format_weight=0"]
     config = c.override(c.RunConfig(), [*BASE, *options])

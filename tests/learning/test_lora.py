@@ -167,27 +167,6 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
     assert float((want - got).abs().max()) < 1e-4 < 1e-2 < float((want - plain).abs().max())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 8, "qlora": True}, "lora.qlora is for method sft: the engine holds all weights"),
-        ({"qlora": True}, "lora.qlora is for method sft"),
-        ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
-        ({"vision": True}, "lora.rank is 0, so lora.vision, lora.dropout and lora.qlora have no adapter"),
-    ],
-)
-def test_what_would_be_trained_wrongly_is_refused_by_name(options, message):
-    with pytest.raises(ConfigError, match=message):
-        c.validate(c.RunConfig(lora=c.LoRA(**options)))
-
-
-def test_frozen_and_adapted_tower_exclude_each_other():
-    config = c.RunConfig(lora=c.LoRA(rank=8, vision=True), model=c.Model(freeze_vision=True))
-    with pytest.raises(ConfigError, match="model.freeze_vision"):
-        c.validate(config)
-    assert json.dumps(config.lora.peft())
-
-
 def test_a_layer_without_an_adapter_is_refused(tiny_model):
     from torch import nn
     from transformers import AutoModelForImageTextToText

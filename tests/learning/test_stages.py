@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from trainer import config as c
-from trainer.config import ConfigError
 from trainer.hardware.architectures import FAMILIES
 
 OTHERS = [name for name, row in FAMILIES.items() if row.experts or row.gated_delta]
@@ -59,19 +58,6 @@ def test_every_stage_learns_what_plain_torch_learns(
             assert whole and loss == pytest.approx(
                 result["elsewhere"][f"{origin} at {origin}"][1], rel=loose
             ), where
-
-
-@pytest.mark.parametrize(
-    ("options", "method", "message"),
-    [
-        ({"zero_stage": 2}, "grpo", "zero_stage is 2 with method grpo"),
-        ({"zero_stage": 1, "hpz_ranks": 2}, "sft", "hpz_ranks is 2 at optimizer.zero_stage 1"),
-    ],
-)
-def test_a_stage_that_would_not_work_is_refused_by_name(options, method, message):
-    config = c.RunConfig(method=method, placement=c.Placement(workers_per_node=2))
-    with pytest.raises(ConfigError, match=message):
-        c.validate(replace(config, optimizer=c.Optimizer(**options)))
 
 
 def test_another_stage_may_resume():

@@ -75,7 +75,7 @@ def undisturbed_runs(base, tmp_path_factory):
             assert jobs[kind].wait(900) == 0, jobs[kind].tail()
             assert jobs[kind].left_over() == [], "processes are left over"
             lines = jobs[kind].metrics()
-            assert [line["step"] for line in lines] == list(range(STEPS + 1))
+            assert [line["step"] for line in lines] == list(range(jobs[kind].config.run.max_steps + 1))
             assert all(line["grad/norm"] > 0 for line in lines[1:]), (
                 "a run that learns nothing proves nothing"
             )
@@ -110,9 +110,19 @@ def check_carried(lines: list[dict]) -> None:
 
 AHEAD = ["rollout.staleness=2", "algorithm.refill_rounds=0"]
 """Sampled two steps ahead, which excludes new prompts for flat groups."""
-KINDS = {"on policy": [], "ahead": AHEAD, "carried": [*AHEAD, "rollout.tokens_per_step=4"]}
+KINDS = {
+    "on policy": [],
+    "short": ["run.max_steps=6"],
+    "ahead": AHEAD,
+    "carried": [*AHEAD, "rollout.tokens_per_step=4"],
+}
 """Options of a run by its kind. `carried`: completions of 12 tokens at most grow by 4 in a phase."""
-CHECKS = {"on policy": check_on_policy, "ahead": check_ahead, "carried": check_carried}
+CHECKS = {
+    "on policy": check_on_policy,
+    "short": check_on_policy,
+    "ahead": check_ahead,
+    "carried": check_carried,
+}
 
 
 def has_logs(run: FaultRun, ahead: int) -> None:
@@ -222,12 +232,14 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize("killed", [(5,), pytest.param((2, 5), marks=pytest.mark.long)])
-def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
+def test_no_logged_step_is_sampled_again(base, undisturbed_runs, tmp_path, killed):
     """Killed in updates far from a checkpoint, the node's disk lost once: updates are repeated, completions
     are not."""
     count = f"    open({str(tmp_path / 'graded')!r}, 'a').write('.')\n    return"
     (tmp_path / "reward.py").write_text(TWO_VALUES.replace("    return", count))
-    config = placed(base, tmp_path, every_steps=3, remote=f"file://{tmp_path}/store")
+    undisturbed = undisturbed_runs("short")
+    config = c.override(base, KINDS["short"])
+    config = placed(config, tmp_path, every_steps=3, remote=f"file://{tmp_path}/store")
     config = replace(config, rewards=replace(config.rewards, function=f"{tmp_path}/reward.py:reward"))
     run = FaultRun(config, tmp_path)
     job = run.job
@@ -249,11 +261,11 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     starts = re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)
     assert len(starts) == 1 + len(killed)
     groups = sum(line["group/sampled"] for line in undisturbed.metrics()[1:])
-    # before step 1, after step 4 twice, after step 8; once more if killed before
+    # before step 1, after step 4 twice, after step 6; once more if killed before
     evaluated = 3 + len(killed)
     tried = 2 * (1 + len(killed))  # each start calls the function for one row, twice
     assert len((tmp_path / "graded").read_text()) == 4 * groups + 4 * evaluated + tried
-    assert groups > 4 * STEPS, "none was replaced"
+    assert groups > 4 * config.run.max_steps, "none was replaced"
     old = list((job.run_dir / "rollouts").glob("step-0000000[1-3].npz"))
     assert not old, "no restart goes on from before step 3"
 

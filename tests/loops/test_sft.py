@@ -215,17 +215,3 @@ def test_a_run_goes_on_at_another_stage_and_with_another_number_of_ranks(config,
     assert whole.returncode == first.returncode == again.returncode == 0, again.stderr[-3000:]
     assert "resumed from step 2" in again.stdout and "under ZeRO-3" in again.stdout
     assert [x["sft/loss"] for x in resumed] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
-
-
-@pytest.mark.long
-def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
-    from data_prep.write.shards import write_dataset
-    from trainer.data.dataset import Dataset
-
-    bare = tmp_path / "bare"
-    rows = [replace(row, solution="") for row in Dataset(config.data.path, "train")]
-    write_dataset(bare, "bare", {"train": rows}, {})
-    done, _ = sft(config, tmp_path / "run", f"data.path={bare}", "placement.workers_per_node=1")
-    assert done.returncode == 2
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert errors == [f"error: {bare} has no `solution` in split train: SFT needs worked solutions"]
