@@ -102,6 +102,10 @@ FEATURES = (
         rehearsed=("rehearsal/test_split_order.py",),
     ),
     Feature(name="CUDA graphs of such an engine", executed=(f"{STEPS}[tensor parallel]",)),
+    Feature(
+        name="every recipe's engine with its graphs, at true width, vocabulary and sequences",
+        executed=("test_engines.py::test_an_engine_starts_with_its_graphs",),
+    ),
     Feature(name="several nodes", rehearsed=("lab/test_nodes.py",)),
     Feature(name="Ray's placement of GPUs", run=(RECIPE,), executed=(UNDER_RAY,)),
     Feature(name="checkpoint and resume", executed=(UNDER_RAY,), rehearsed=("loops/test_resume.py",)),
