@@ -8,7 +8,7 @@ from email.message import Message
 
 import pytest
 
-from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.job_watch import JobLog
 from trainer.rewards.grading_client import failure_reason
 from trainer.storage import storage
 from trainer.system import redaction

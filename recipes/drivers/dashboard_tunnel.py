@@ -16,7 +16,7 @@ from recipes.records import run_record
 from trainer.config import ConfigError
 
 PUBLISHED = ".cache/spotrl/{run_id}.json"
-"""Under the home directory of the head (trainer/node/launch/dashboard.py): address and token."""
+"""Under the home directory of the head (trainer/node/launch/ray_node.py): address and token."""
 PORT = 8265
 
 

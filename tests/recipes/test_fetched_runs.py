@@ -21,7 +21,7 @@ from recipes.records.run_record import RunRecord
 from tests.observe.written_run import write_run
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
-from trainer.node.launch import dashboard as published
+from trainer.node.launch import ray_node
 from trainer.observe.node_monitor import append_sample
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage
@@ -210,7 +210,7 @@ def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, mo
     ).save()
     token = tmp_path / "token"
     token.write_text("a-secret")
-    line = published.publish("far", "http://10.0.0.4:8265", str(token))
+    line = ray_node.publish_dashboard("far", "http://10.0.0.4:8265", str(token))
     assert "dashboard http://10.0.0.4:8265" in line and "a-secret" not in line
     stand_in(tmp_path, monkeypatch, "ssh", 'case "$*" in *cat*) cat "$HOME/.cache/spotrl/far.json" ;; esac')
     code, out, _ = run(capfd, "dashboard", "far")
@@ -222,7 +222,7 @@ def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, mo
     assert kept.read_text() == "a-secret" and stat.S_IMODE(os.stat(kept).st_mode) == 0o600
     assert f"RAY_AUTH_TOKEN_PATH={kept.absolute()}" in out and "ray job list" in out
     assert stat.S_IMODE(os.stat(tmp_path / ".cache/spotrl/far.json").st_mode) == 0o600
-    published.withdraw("far")
+    ray_node.withdraw_dashboard("far")
     stand_in(tmp_path, monkeypatch, "ssh", "echo 'cat: no such file' >&2; exit 1")
     code, _, err = run(capfd, "dashboard", "far")
     assert code == 2 and "is it running?" in err

@@ -28,7 +28,7 @@ try:
     from trainer.system.errors import OF_THE_DISK, StorageError, describe_disk_error
     from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 except ImportError as missing:  # the other nodes must hear of it
-    from trainer.node.launch.missing_package import leave_for_missing_package
+    from trainer.node.launch.rendezvous import leave_for_missing_package
 
     leave_for_missing_package(missing, sys.argv[1:])
 

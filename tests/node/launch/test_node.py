@@ -20,7 +20,7 @@ import pytest
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.node.launch import rendezvous
-from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.job_watch import JobLog
 from trainer.node.launch.launcher import MASTER_PORT
 from trainer.node.launch.ray_node import Ports, ray_temporary_folder
 from trainer.node.preflight import host as preflight
@@ -356,7 +356,7 @@ def test_findings_make_one_table_one_file_and_one_code(tmp_path):
     assert [exit_code(f) for f in ([], [late], [full], [full, slow])] == [0, 0, 2, 36]
     rows = findings_table([*good, late, slow, full], lambda n: f"node {n}").splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["fail", "fail", "warn", "pass"]
-    assert "node 0 -> node 2" in rows[1] and "nodes 0-3" in rows[4] and "0 GiB, 1 GiB and 2 more" in rows[4]
+    assert "node 0 -> node 2" in rows[1] and "4 nodes" in rows[4] and "0 GiB, 1 GiB and 2 more" in rows[4]
     assert slow.line(lambda n: f"n{n}") == "n0 -> n2: 1 Gb/s: another machine"
     content = json.loads(write_findings([slow], {"pairs": []}, tmp_path / "run").read_text())
     assert content["code"] == 36 and [finding_from_message(f) for f in content["findings"]] == [slow]

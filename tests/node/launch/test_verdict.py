@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainer.node.launch import missing_package, rendezvous
+from trainer.node.launch import rendezvous
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
@@ -74,4 +74,4 @@ def test_a_second_head_is_told_so():
     ],
 )
 def test_the_runs_id_is_read_without_yaml(text, run):
-    assert missing_package.run_id(text) == run
+    assert rendezvous.run_id_of(text) == run

@@ -13,13 +13,13 @@ from typing import Any
 
 from trainer.config.run_folder import read_progress
 from trainer.node import topology
-from trainer.node.launch import dashboard, rendezvous
+from trainer.node.launch import ray_node, rendezvous
 from trainer.node.launch.job_watch import JobWatch
 from trainer.node.launch.joining_nodes import JoiningHead
 from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
 from trainer.node.launch.rendezvous import LaunchEnded, RendezvousHead
-from trainer.node.preflight import findings, machine_identity, speed
+from trainer.node.preflight import findings, refused, speed
 from trainer.node.preflight.probe import Prober
 from trainer.node.watch import attempt_holder
 from trainer.node.watch.attempt_holder import AttemptHolder
@@ -86,7 +86,7 @@ class HeadLauncher(JoiningHead):
         """Checks this machine, with others all and their network. Raises LaunchEnded if one fails."""
         own = self.look_at_host()
         self.found = [findings.finding_from_message(finding) for finding in own["findings"]]
-        self.machines = {0: machine_identity.machine_from_message(own["machine"])}
+        self.machines = {0: refused.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
             self.wait_for_all()
@@ -157,7 +157,9 @@ class HeadLauncher(JoiningHead):
             if self.head_is_up(ray, again=self.alone and start < RAY_STARTS):
                 break
         self.start_own_workers()
-        self.say(dashboard.publish(self.config.run_id, ray.dashboard, ray.env["RAY_AUTH_TOKEN_PATH"]))
+        self.say(
+            ray_node.publish_dashboard(self.config.run_id, ray.dashboard, ray.env["RAY_AUTH_TOKEN_PATH"])
+        )
 
         self.others.send({"kind": "start", "ray": f"{address}:{ports.gcs}", "token": ray.token})
         waiting = set(self.others.links)
@@ -261,7 +263,7 @@ class HeadLauncher(JoiningHead):
             self.tell_missing(self.prober, self.others.missing(), code)
         self.close(code)
         if self.ray is not None:
-            dashboard.withdraw(self.config.run_id)
+            ray_node.withdraw_dashboard(self.config.run_id)
         if self.holder:
             self.holder.lock.close()
         self.others.close()

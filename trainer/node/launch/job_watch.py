@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Generator
 from pathlib import Path
 
 from trainer.checkpoint.attempt import SAVE_S
-from trainer.config.run_folder import read_progress
+from trainer.config.growing_file import GrowingFile
+from trainer.config.run_folder import LAUNCH_LOG, read_progress
 from trainer.node.launch import rendezvous
-from trainer.node.launch.job_log import JobLog
 from trainer.node.launch.joining_nodes import JoiningHead
 from trainer.node.launch.launcher import POLL_S, STOPPED
 from trainer.node.launch.ray_node import Job, JobEnd
@@ -33,6 +35,7 @@ from trainer.system.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
+from trainer.system.redaction import without_secrets
 
 RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
@@ -42,6 +45,62 @@ SHOWN_OUTCOMES = 12
 """Most lines of the job that are printed below the live display at its end."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
+
+
+ERROR = "error: "
+"""Begins the line in which a loop says why it ended (trainer/loops/process.py)."""
+RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- Runtime env is setting up)")
+"""Lines that Ray's job agent adds before the job's own."""
+OUTCOMES = ("resumed from step ", "warning: ", "guards: ", "weights: ", "report: ")
+"""Beginnings of the job's lines that a person needs after a live display, which shows none."""
+
+
+class JobLog:
+    """Copies new lines of the job's log to the run's `launch.log`, and with `show` to standard output."""
+
+    def __init__(self, source: Path, run_dir: Path, show: bool):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.source = GrowingFile(source)
+        self.show = show
+        self._copy = (run_dir / LAUNCH_LOG).open("a", encoding="utf-8")
+        self._last: deque[str] = deque(maxlen=20)
+        self.outcomes: list[str] = []
+        """Lines for a person at the end, where `show` is off; each once."""
+
+    def pump(self, last: bool = False) -> None:
+        """Takes what is new; `last` also the line that is not finished."""
+        new = self.source.read()
+        if last:
+            new += self.source.rest()
+        *lines, unfinished = new.split(b"\n")
+        if unfinished:
+            lines.append(unfinished)
+        for raw in lines:
+            line = without_secrets(raw.decode(errors="replace"))
+            if RAYS_OWN.match(line):
+                continue
+            self._last.append(line)
+            self._copy.write(line + "\n")
+            if self.show:
+                print(line, flush=True)
+            elif line.startswith(OUTCOMES) and line not in self.outcomes:
+                self.outcomes.append(line)
+        self._copy.flush()
+
+    def tail(self) -> str:
+        return "\n".join(self._last)
+
+    def reason(self) -> str:
+        """What the job said last about its end; "" where it said nothing."""
+        for line in reversed(self._last):
+            if line.startswith(ERROR):
+                return line.removeprefix(ERROR)
+        return ""
+
+    def close(self) -> None:
+        self.pump(last=True)
+        self._copy.close()
+        sys.stdout.flush()
 
 
 class JobWatch:

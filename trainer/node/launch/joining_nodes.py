@@ -15,9 +15,9 @@ from trainer.node.preflight import (
     findings,
     gpus,
     infiniband,
-    machine_identity,
     network,
     network_checks,
+    refused,
     same_setup,
 )
 from trainer.node.preflight.findings import Finding
@@ -44,7 +44,7 @@ class JoiningHead(Launcher):
         self.others = rendezvous.RendezvousHead(1, self.config.run_id)
         self.holder: AttemptHolder | None = None
         self.found: list[Finding] = []
-        self.machines: dict[int, machine_identity.Machine] = {}
+        self.machines: dict[int, refused.Machine] = {}
         self.measured: dict[str, Any] = {}
         """What was measured between the nodes, for the file of findings."""
         self.fabric_gbit_per_s = 0.0
@@ -142,7 +142,7 @@ class JoiningHead(Launcher):
         networks = {0: self.prober.hello()}
         for rank, hello in sorted(self.others.hellos.items()):
             self.found += map(findings.finding_from_message, hello["findings"])
-            self.machines[rank] = machine_identity.machine_from_message(hello["machine"])
+            self.machines[rank] = refused.machine_from_message(hello["machine"])
             self.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
             fabrics[rank] = hello["infiniband"]
             networks[rank] = hello["network"]

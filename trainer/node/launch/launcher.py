@@ -26,7 +26,7 @@ from trainer.node.preflight import (
     gpus,
     host,
     infiniband,
-    machine_identity,
+    refused,
     same_setup,
     service_tokens,
     speed,
@@ -35,7 +35,7 @@ from trainer.node.preflight.probe import Prober, addresses_of
 from trainer.node.topology import NodeEnvironment
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
-from trainer.node.watch.signals import Signals
+from trainer.node.watch.preemption import Signals
 from trainer.observe.phases import STARTED_VARIABLE
 from trainer.storage import hub
 from trainer.system import network
@@ -124,9 +124,7 @@ class Launcher(ABC):
         return ray
 
     def check_place(self) -> None:
-        """Raises LaunchEnded where this node's addresses are those of another rank: two nodes have one
-        rank, or one
-        address. The head hears of it first."""
+        """Raises LaunchEnded where two nodes have one rank or one address. The head hears of it first."""
         node = self.node
         if node.nodes > 1 and (problem := network.ipv4_problem(node.peers)):
             raise LaunchEnded(EXIT_CONFIG, problem)
@@ -143,13 +141,8 @@ class Launcher(ABC):
 
     def identity(self) -> rendezvous.Message:
         """What every first message of this node says."""
-        return {
-            "rank": self.node.rank,
-            "nodes": self.node.nodes,
-            "run": self.config.run_id,
-            "start": topology.start_names(os.environ),
-            "host": os.uname().nodename,
-        }
+        place = {"rank": self.node.rank, "nodes": self.node.nodes, "run": self.config.run_id}
+        return place | {"start": topology.start_names(os.environ), "host": os.uname().nodename}
 
     def fetch_model(self) -> None:
         """Starts the download of a hub model's weights, once, beside what follows."""
@@ -161,20 +154,18 @@ class Launcher(ABC):
             self.fetching = self.children.enter_context(self.child(command, self.env))
 
     def start_own_workers(self) -> None:
-        """Starts the rollout workers of this node. Call it once Ray is up: a start of Ray that failed ends
-        every process here.
+        """Starts this node's rollout workers, once Ray is up: a failed start of Ray ends every process here.
 
-        What this node's ranks get through Ray's environment is theirs alone. Workers have ranks 0 and up,
-        too, and in the ranks' beacons the watchdog would take them for those of the run."""
+        They get nothing of Ray's environment: workers have ranks 0 and up, too, and in the ranks' beacons the
+        watchdog would take them for those of the run."""
         if not self.arguments.command and self.config.fleet.gpus_per_node:
             command = own_workers.worker_command(self.config, self.node)
             env = self.env | own_workers.worker_variables(self.config, self.env)
             self.sampling = self.children.enter_context(self.child(command, env))
 
     def check_own_workers(self) -> None:
-        """Raises LaunchEnded where the rollout workers of this node have failed for good. Not after a
-        signal, which
-        may have ended them too: the trainer has time to save."""
+        """Raises LaunchEnded where this node's rollout workers have failed for good. Not after a signal: it
+        may have ended them too, and the trainer has time to save."""
         if self.signals.number is not None:
             return
         code, why = own_workers.worker_failure(self.sampling)
@@ -223,7 +214,7 @@ class Launcher(ABC):
         return {
             "findings": [asdict(f) for f in found],
             "facts": facts,
-            "machine": asdict(machine_identity.this_machine()),
+            "machine": asdict(refused.this_machine()),
             "infiniband": [asdict(p) for p in ports],
         }
 

@@ -41,16 +41,13 @@ class NodeWorkerLauncher(Launcher):
         assert self.prober is not None
         if self.prober.is_me(self.node.head, self.port):
             here = ", ".join(f"{i.name} {i.address}" for i in network.interfaces())
-            self.stay(
-                EXIT_CONFIG,
-                f"the head's address {self.node.head} is this node's own: it is not on the network that the "
-                f"nodes share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {here})",
-            )
-        hello = self.identity() | {"network": self.prober.hello()}
+            why = f"the head's address {self.node.head} is this node's own: it is not on the network that the"
+            why += " nodes share; give another in SPOTRL_HEAD or SPOTRL_PEERS"
+            self.stay(EXIT_CONFIG, f"{why} (this node has {here})")
+        hello = self.identity() | {"network": self.prober.hello()} | looked
+        patience_s = self.wait_s + VERDICT_S
         try:
-            self.link = rendezvous.join_head(
-                self.node.head, hello | looked, self.wait_s + VERDICT_S, self.port, stop=self.over
-            )
+            self.link = rendezvous.join_head(self.node.head, hello, patience_s, self.port, stop=self.over)
         except LaunchEnded as error:
             self.stay(error.code, str(error), 0.0)
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
@@ -129,9 +126,7 @@ class NodeWorkerLauncher(Launcher):
                 raise LaunchEnded(self.signals.code, "the time after the notice is over")
 
     def hear(self, timeout_s: float, *wanted: str) -> rendezvous.Message:
-        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises LaunchEnded
-        at the
-        end."""
+        """The next message of a wanted kind, or {} after `timeout_s`. Raises LaunchEnded at the end."""
         assert self.link is not None
         deadline = time.monotonic() + timeout_s
         while True:
@@ -158,11 +153,10 @@ class NodeWorkerLauncher(Launcher):
                 raise LaunchEnded(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
             if wanted and self.signals.number is not None:
                 raise LaunchEnded(self.signals.code, STOPPED)
+            if time.monotonic() >= deadline and wanted:
+                why = f"the head {self.node.head} sent nothing within {timeout_s:.0f} s"
+                raise LaunchEnded(EXIT_NODE_LOST, why)
             if time.monotonic() >= deadline:
-                if wanted:
-                    raise LaunchEnded(
-                        EXIT_NODE_LOST, f"the head {self.node.head} sent nothing within {timeout_s:.0f} s"
-                    )
                 return {}
 
     def finish(self, code: int) -> None:

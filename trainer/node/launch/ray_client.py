@@ -1,9 +1,8 @@
 """Joins a Ray cluster, or starts one on this machine, in several attempts.
 
-Ray's agents see only after minutes, or never, that their node is gone. So a process of its own (this module
-as
-a program) watches a driver that has started Ray, and ends what a killed one leaves. The agents change their
-names and command lines: nothing but their descent tells whose they are.
+Ray's agents see only after minutes, or never, that their node is gone. So this module as a program watches a
+driver that has started Ray, and ends what a killed one leaves. The agents change their names and command
+lines: nothing but their descent tells whose they are.
 """
 
 from __future__ import annotations

@@ -379,3 +379,30 @@ class Job:
         message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
         code = 0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code")
         return JobEnd(info["status"], code, message[:300])
+
+
+PUBLISHED = ".cache/spotrl"
+"""Under the home directory on the head: dashboards' addresses, for `launch.py dashboard`. Its token opens the
+cluster: the file has mode 600, and never lies in the run's folder or the bucket."""
+
+
+def publish_dashboard(run_id: str, url: str, token_path: str) -> str:
+    """Writes address and token of a run's dashboard, if the home can be written; returns the line to show."""
+    with contextlib.suppress(OSError):
+        path = _published(run_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"url": url, "token": Path(token_path).read_text()}, file)
+    return f"dashboard {url}  (RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_path})"
+
+
+def withdraw_dashboard(run_id: str) -> None:
+    """Removes the file, once the cluster is gone."""
+    with contextlib.suppress(OSError):
+        _published(run_id).unlink(missing_ok=True)
+
+
+def _published(run_id: str) -> Path:
+    return Path.home() / PUBLISHED / f"{run_id}.json"

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
+from trainer.node import topology
+from trainer.system.errors import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 Message = dict[str, Any]
@@ -381,3 +387,44 @@ def join_head(
     raise LaunchEnded(
         EXIT_NODE_LOST, f"no answer from the head at {head}:{port} within {deadline_s:.0f} s ({why})"
     )
+
+
+# --- a node whose Python lacks a package: standard library only ---------------------------------------
+
+
+def leave_for_missing_package(error: ImportError, arguments: list[str]) -> NoReturn:
+    """Ends this process after the other nodes have heard why."""
+    why = f"{error}: run trainer/shell/setup.sh of the same commit there"
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    code = EXIT_CONFIG
+    with contextlib.suppress(ConfigError, OSError, ValueError, LaunchEnded):
+        node = topology.read_node_environment(os.environ)
+        port = int(os.environ.get("SPOTRL_PORT", PORT))
+        start = topology.start_names(os.environ)
+        run = run_id_of(Path(arguments[arguments.index("--config") + 1]).read_text())
+        if node.nodes > 1 and node.is_head:
+            _tell_all(RendezvousHead(node.nodes, run, port, start=start), code)
+        elif node.nodes > 1:
+            hello = {"rank": node.rank, "nodes": node.nodes, "run": run, "start": start}
+            code, _ = report_failure(node.head, hello | {"host": socket.gethostname()}, code, why, port)
+    sys.exit(code)
+
+
+def run_id_of(text: str) -> str:
+    """The run's id in a resolved configuration, without a YAML reader."""
+    section = re.search(r"^run:\n((?:[ ]+.*\n?)*)", text, re.MULTILINE)
+    named: dict[str, str] = {}
+    for key, value in re.findall(r"^\s+(id|name):\s*(.+?)\s*$", section[1] if section else "", re.MULTILINE):
+        named[key] = value.strip("'\"")
+    return named.get("id") or named.get("name") or "run"
+
+
+def _tell_all(head: RendezvousHead, code: int) -> None:
+    """Waits for the other nodes, and sends them the code."""
+    deadline = time.monotonic() + REPORT_S
+    while head.missing() and time.monotonic() < deadline:
+        with contextlib.suppress(LaunchEnded):
+            head.accept(0.5)
+    head.send({"kind": "end", "code": code})
+    time.sleep(HEARTBEAT_S)
+    head.close()

@@ -179,10 +179,9 @@ def failed_machines(findings: Iterable[Finding]) -> list[int]:
 
 
 def findings_table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
-    """All findings: what is wrong first, then one row for every check that all nodes passed."""
-    rows = []
-    order: dict[Level, int] = {"fail": 0, "warn": 1, "pass": 2}
-    for finding in sorted(findings, key=lambda f: order[f.level]):
+    """All findings: what is wrong first, then one row for every check that nodes passed."""
+    rows = [("", "check", "where", "measured", "target")]
+    for finding in sorted(findings, key=lambda f: ORDER[f.level]):
         if finding.level != "pass":
             where = " -> ".join(map(name_of, finding.nodes)) or "all nodes"
             rows.append((finding.level, finding.check, where, finding.figure, finding.target))
@@ -191,25 +190,13 @@ def findings_table(findings: Sequence[Finding], name_of: Callable[[int], str]) -
         if finding.level == "pass":
             passed.setdefault(finding.check, []).append(finding)
     for check, group in passed.items():
-        figures: list[str] = []
-        nodes: set[int] = set()
-        for finding in group:
-            nodes.update(finding.nodes)
-            if finding.figure not in figures:
-                figures.append(finding.figure)
+        figures = list(dict.fromkeys(finding.figure for finding in group))
+        nodes = sorted({rank for finding in group for rank in finding.nodes})
         figure = ", ".join(figures[:2]) + (f" and {len(figures) - 2} more" if len(figures) > 2 else "")
-        ranks = sorted(nodes)
-        where = f"nodes {_ranges(ranks)}" if len(ranks) > 1 else name_of(ranks[0]) if ranks else "all nodes"
+        where = f"{len(nodes)} nodes" if len(nodes) > 1 else name_of(nodes[0]) if nodes else "all nodes"
         rows.append(("pass", check, where, figure, group[0].target))
-    head = ("", "check", "where", "measured", "target")
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns[:-1]]
-
-    lines = []
-    for row in [head, *rows]:
-        lines.append("  ".join(map(str.ljust, row, [*widths, 0])).rstrip())
-
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return "\n".join("  ".join(map(str.ljust, row, [*widths, 0])).rstrip() for row in rows)
 
 
 def write_findings(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | Path) -> Path:
@@ -225,18 +212,3 @@ def write_findings(findings: Sequence[Finding], measured: dict[str, Any], run_di
 def finding_from_message(message: dict[str, Any]) -> Finding:
     """A finding from another node's JSON."""
     return replace(Finding(**message), nodes=tuple(message["nodes"]))
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-
-    parts = []
-    for run in runs:
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(parts)

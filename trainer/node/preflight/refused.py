@@ -8,16 +8,44 @@ RUN_ID, BUCKET and an object-store client; exits with the code that the machine 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
+from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Machine, RunIsFinal
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
-from trainer.node.preflight import machine_identity
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """This machine, which a run recognizes once it has refused it: its host name and its GPUs' own numbers,
+    without GPUs the name alone. An address is the same on every host, or new each time."""
+    found = []
+    for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+        if match := re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", _text(path)):
+            found.append(match[1])
+    for path in (root / "sys/class/drm").glob("card*/device/unique_id"):
+        found.append(f"AMD-{_text(path).strip()}")
+    name = socket.gethostname()
+    return Machine(name, tuple(sorted(found)) or (name,))
+
+
+def machine_from_message(message: dict[str, Any]) -> Machine:
+    """A machine from another node's JSON."""
+    return Machine(message["name"], tuple(message["marks"]))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def count_start(losses: int, restarts: int, code: int, why: str, machines: list[Machine]) -> int:
@@ -35,7 +63,7 @@ def main(arguments: list[str]) -> int:
     code = EXIT_PREFLIGHT
     try:
         if len(arguments) == 1:
-            here = machine_identity.this_machine()
+            here = this_machine()
             return count_start(int(arguments[0]), 3, code, f"{here.name} cannot run the environment", [here])
         losses, restarts, code = map(int, arguments[:3])
         return count_start(losses, restarts, code, arguments[3], [])
