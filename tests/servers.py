@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -123,8 +123,8 @@ class Request:
     body: bytes
 
 
-Reply = tuple[int, bytes, Mapping[str, str]]
-"""Status, body and headers."""
+Reply = tuple[int, bytes | Iterable[bytes], Mapping[str, str]]
+"""Status, body and headers. A body in pieces needs its Content-Length among them."""
 
 
 @contextlib.contextmanager
@@ -138,11 +138,13 @@ def answering(answer: Callable[[Request], Reply]) -> Generator[str]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, data, headers = answer(Request(self.command, self.path, self.headers, body))
             self.send_response(status)
-            for name, value in ({"Content-Length": str(len(data))} | dict(headers)).items():
+            pieces = [data] if isinstance(data, bytes) else data
+            length = {"Content-Length": str(len(data))} if isinstance(data, bytes) else {}
+            for name, value in (length | dict(headers)).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(data)
+                self.wfile.writelines(pieces)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = reply
 

@@ -22,21 +22,11 @@ def test_last_box_of_the_answer_counts(text, answer):
     assert final_answer(text) == (answer, False)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "5",
-        "\\boxed{5}",
-        "<think>\\boxed{5}</think>",
-        "<think><answer>\\boxed{5}</answer></think>",
-        "<think>\\boxed{5}</think><answer>5</answer>",
-        "<answer>\\boxed{5</answer>",
-        "<answer>\\boxed</answer>",
-        "<answer></answer>\\boxed{5}",
-        "\0" * 100,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "5", "\\boxed{5}", "<think>\\boxed{5}</think>", "<think><answer>\\boxed{5}</answer></think>",
+    "<think>\\boxed{5}</think><answer>5</answer>", "<answer>\\boxed{5</answer>", "<answer>\\boxed</answer>",
+    "<answer></answer>\\boxed{5}", "\0" * 100,
+])  # fmt: skip
 def test_no_complete_box_in_an_answer_block_is_no_answer(text):
     assert final_answer(text) == (None, False)
 
@@ -50,16 +40,10 @@ def test_boxes_survive_thousands_of_them():
     assert boxed_contents("\\boxed{" * 20_000) == []
 
 
-@pytest.mark.parametrize(
-    ("gold", "content"),
-    [
-        ("$\\boxed{A}$", "A"),
-        ("$5$", "5"),
-        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
-        ("\\$5", "\\$5"),
-        ("$$", ""),
-    ],
-)
+@pytest.mark.parametrize(("gold", "content"), [
+    ("$\\boxed{A}$", "A"), ("$5$", "5"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("\\$5", "\\$5"),
+    ("$$", ""),
+])  # fmt: skip
 def test_unbox_takes_the_wrapping_off_a_gold_answer(gold, content):
     assert unbox(gold) == content
 

@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from trainer import config
-from trainer.config import RewardFunction
-from trainer.rewards.call_signature import CallSignature
+from trainer.config import ConfigError, RewardFunction
 from trainer.rewards.completion_facts import facts_of
-from trainer.rewards.functions import LoadedFunction, rewards_of
+from trainer.rewards.functions import CallSignature, LoadedFunction, rewards_of
 from trainer.rewards.grade import ErrorRateError
 from trainer.rewards.scorer import Scorer
 from trainer.system.own_file import OwnFileError, load_named
@@ -200,6 +199,20 @@ def test_a_function_may_be_made_of_dataclasses(tmp_path):
         "@dataclass\nclass R:\n    x: float = 0.5\ndef reward(text): return R().x\n"
     )
     assert load_named("rewards.function", f"{tmp_path}/mine.py:reward")("t") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere.py:reward", "file that exists"),
+        ("{file}", "path/to/file.py:function"),
+        ("{file}:other", "no function"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_refused_at_once(tmp_path, spec, message):
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(ConfigError, match=message):
+        Scorer(config.Rewards(function=spec.format(file=tmp_path / "mine.py")))
 
 
 SEVERAL = """

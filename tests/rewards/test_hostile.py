@@ -121,19 +121,12 @@ def test_fast_path_is_bounded_on_random_pieces_of_notation(reference):
         assert time.thread_time() - started < 0.2, content
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a" * 3_000_000,
-        "<answer>" * 300_000,
-        "\\boxed{" * 300_000,
-        "<answer>" + "\\boxed{1}" * 200_000 + "</answer>",
-        "<think>" + "\\boxed{60}" * 200_000 + "</think>",
-        "<answer>" + "{" * 2_000_000,
-        "<think></think>" * 150_000,
-        "<answer>\\boxed{60}</answer>" + "x" * 8_000_000,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "a" * 3_000_000, "<answer>" * 300_000, "\\boxed{" * 300_000,
+    "<answer>" + "\\boxed{1}" * 200_000 + "</answer>", "<think>" + "\\boxed{60}" * 200_000 + "</think>",
+    "<answer>" + "{" * 2_000_000, "<think></think>" * 150_000,
+    "<answer>\\boxed{60}</answer>" + "x" * 8_000_000,
+])  # fmt: skip
 def test_megabytes_of_text_are_read_in_linear_time(scorer, text):
     started = time.monotonic()
     (outcome,) = scorer.score([text], ["60"], ["number"])

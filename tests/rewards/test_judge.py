@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.servers import Reply, Request, answering
 from trainer.config import ConfigError, Rewards
 from trainer.rewards import judge
 from trainer.rewards.grade import ErrorRateError, ServerAway, TimeoutRateError
@@ -22,57 +23,48 @@ class Endpoint:
     """An OpenAI-compatible server that says CORRECT to synonyms of its table."""
 
     url: str = ""
-    same: dict[str, str] = field(default_factory=lambda: {"a feline": "cat", "kitty": "cat"})
     mode: str = "well"
     seen: list[dict] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
+
+    def answer(self, request: Request) -> Reply:
+        body = json.loads(request.body)
+        self.seen.append(body)
+        self.keys.add(request.headers.get("Authorization", ""))
+        case = json.loads(body["messages"][1]["content"])
+        same = {"a feline": "cat", "kitty": "cat"}.get(case["answer"]) == case["reference"]
+        said = "CORRECT" if same else "INCORRECT"
+        structured = "response_format" in body
+        text = {"thinks": f"<think>CORRECT or INCORRECT?</think>{said}", "mute": "hm"}.get(self.mode, said)
+        if structured and self.mode == "well":
+            text = json.dumps({"verdict": said})
+        status = 200
+        if self.mode == "away" or (self.mode == "hangs on kitty" and case["answer"] == "kitty"):
+            time.sleep(0.6)
+        elif self.mode == "no key":
+            status = 401
+        elif self.mode == "plain" and structured:
+            status = 400
+        elif len(self.seen) < {"busy once": 2, "away twice": 3}.get(self.mode, 0):
+            status = 503
+        reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+        if self.mode == "drips":
+            return status, dripping(reply), {"Content-Length": str(len(reply))}
+        return status, reply, {}
+
+
+def dripping(reply: bytes) -> Iterator[bytes]:
+    for at in range(len(reply)):
+        yield reply[at : at + 1]
+        time.sleep(0.02)
 
 
 @pytest.fixture
 def endpoint():
     state = Endpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            state.seen.append(body)
-            state.keys.add(self.headers.get("Authorization", ""))
-            case = json.loads(body["messages"][1]["content"])
-            said = "CORRECT" if state.same.get(case["answer"]) == case["reference"] else "INCORRECT"
-            thinks = f"<think>CORRECT or INCORRECT?</think>{said}"
-            text = {"thinks": thinks, "mute": "hm"}.get(state.mode, said)
-            if "response_format" in body and state.mode == "well":
-                text = json.dumps({"verdict": said})
-            reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-            if state.mode == "busy once" and len(state.seen) == 1:
-                self.send_error(503)
-            elif state.mode == "no key":
-                self.send_error(401, "no key")
-            elif state.mode == "plain" and "response_format" in body:
-                self.send_error(400, "response_format is not supported")
-            elif state.mode == "away" or (state.mode == "hangs on kitty" and case["answer"] == "kitty"):
-                time.sleep(0.6)
-            elif state.mode == "away twice" and len(state.seen) < 3:
-                self.send_error(502)
-            else:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(reply)))
-                self.end_headers()
-                for piece in [reply] if state.mode != "drips" else [bytes([b]) for b in reply]:
-                    self.wfile.write(piece)
-                    self.wfile.flush()
-                    time.sleep(0.02 * (state.mode == "drips"))
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    yield state
-    server.shutdown()
-    server.server_close()
+    with answering(state.answer) as address:
+        state.url = f"{address}/v1"
+        yield state
 
 
 @pytest.fixture
@@ -121,17 +113,10 @@ def test_an_answer_cannot_speak_to_the_judge(endpoint, settings):
     }
 
 
-@pytest.mark.parametrize(
-    ("mode", "verdict", "requests"),
-    [
-        ("thinks", "correct", 1),
-        ("plain", "correct", 1),
-        ("busy once", "correct", 1),
-        ("away twice", "correct", 1),
-        ("mute", "error", 1),
-        ("drips", "timeout", 4),
-    ],
-)
+@pytest.mark.parametrize(("mode", "verdict", "requests"), [
+    ("thinks", "correct", 1), ("plain", "correct", 1), ("busy once", "correct", 1),
+    ("away twice", "correct", 1), ("mute", "error", 1), ("drips", "timeout", 4),
+])  # fmt: skip
 def test_replies_that_are_late_or_none(endpoint, settings, mode, verdict, requests):
     """A request that the endpoint refuses or never gets does not count against the budget."""
     endpoint.mode = mode

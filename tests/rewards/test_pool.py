@@ -12,7 +12,6 @@ import pytest
 
 from tests.waiting import until
 from trainer import config
-from trainer.config import ConfigError
 from trainer.rewards import process_pool
 from trainer.rewards.grading import grader
 from trainer.rewards.scorer import Scorer, TimeoutRateError
@@ -64,12 +63,9 @@ def test_order_is_kept_and_rewards_are_weighted(scorer):
     assert scorer.stats()["reward/no_answer_rate"] == pytest.approx(0.2)
 
 
-def test_lengths_must_agree(scorer):
+def test_lengths_must_agree_and_may_be_zero(scorer):
     with pytest.raises(ValueError, match="lengths must agree"):
         scorer.score(["a", "b"], ["1"], ["number"])
-
-
-def test_empty_batch(scorer):
     assert scorer.score([], [], []) == []
 
 
@@ -113,15 +109,6 @@ def test_a_function_that_hangs_ends_the_batch_as_soon_as_its_limit_cannot_be_met
     assert "raise rewards.deadline_s" in str(ended.value) and "own.py" in str(ended.value)
     warned = capsys.readouterr().out
     assert warned.count("warning: a completion was not graded, and earns nothing: rewards.function") == 1
-
-
-def test_too_many_timeouts_abort():
-    with Scorer(settings(deadline_s=0.5, max_timeout_rate=0.2)) as scorer:
-        scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])
-        with pytest.raises(TimeoutRateError, match="max_timeout_rate"):
-            scorer.score(
-                [wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"]
-            )
 
 
 def busy(process: psutil.Process) -> bool:
@@ -254,25 +241,6 @@ def test_user_function_runs_under_the_same_deadline(user_file):
     ]
     assert math.isnan(outcomes[3].accuracy), "the run ends and names it: trainer/rewards/unusable_rewards.py"
     assert [o.accuracy for o in outcomes if o is not outcomes[3]] == [0.5, 0.0, 0.0, 0.0, 2.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("nowhere.py:reward", "file that exists"),
-        ("{file}", "path/to/file.py:function"),
-        ("{file}:other", "no function"),
-    ],
-)
-def test_user_function_that_cannot_be_loaded_is_refused_at_once(user_file, spec, message):
-    with pytest.raises(ConfigError, match=message):
-        Scorer(settings(function=spec.format(file=user_file)))
-
-
-def test_user_file_that_does_not_import_is_refused_with_its_error(tmp_path):
-    (tmp_path / "bad.py").write_text("import no_such_module\n")
-    with pytest.raises(ConfigError, match="no_such_module"):
-        Scorer(settings(function=f"{tmp_path / 'bad.py'}:reward"))
 
 
 def test_rewards_import_neither_torch_nor_ray():

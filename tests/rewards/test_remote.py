@@ -58,18 +58,11 @@ def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
         scorer.score([wrap("1")], ["1"], ["number"])
 
 
-@pytest.mark.parametrize(
-    ("reply", "says"),
-    [
-        (b'{"rewards": ["1"]}', "must be a number"),
-        (b'{"rewards": [1.0, 1.0]}', "list of 1"),
-        (b'{"rewards": 1.0}', "list of 1"),
-        (b"[1.0]", "object"),
-        (b"{}", "neither"),
-        (b'{"rewards": [null]}', "must be a number"),
-        (b"[" * 100_000, "no JSON"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "says"), [
+    (b'{"rewards": ["1"]}', "must be a number"), (b'{"rewards": [1.0, 1.0]}', "list of 1"),
+    (b'{"rewards": 1.0}', "list of 1"), (b"[1.0]", "object"), (b"{}", "neither"),
+    (b'{"rewards": [null]}', "must be a number"), (b"[" * 100_000, "no JSON"),
+])  # fmt: skip
 def test_replies_that_make_no_rewards_are_refused(reply, says):
     with answering(lambda _: (200, reply, {})) as url:
         settings = config.Rewards(remote_url=f"{url}/get_reward?model=secret")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import sys
-from collections.abc import Callable
-from types import FrameType
+import time
 
 import pytest
 
@@ -71,54 +67,14 @@ def test_forms(form, text, answer, hedge, credit):
     assert FORMS[form].credit(text) == credit
 
 
-def work(form: str, text: str) -> int:
-    """Lines that run, and characters of every string that a method of it, or a pattern, looks through.
-
-    A pattern's text is taken for the longest string of the function that calls it.
-    """
-    done = 0
-
-    def line(frame: FrameType, event: str, argument: object) -> Callable | None:
-        nonlocal done
-        done += event == "line"
-        return line
-
-    def call(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal done
-        looked_through = getattr(argument, "__self__", None) if event == "c_call" else None
-        if isinstance(looked_through, str):
-            done += len(looked_through)
-        elif isinstance(looked_through, re.Pattern):
-            done += max(len(value) for value in frame.f_locals.values() if isinstance(value, str))
-
-    sys.settrace(line)
-    sys.setprofile(call)
-    try:
-        FORMS[form].answer(text)
-        FORMS[form].credit(text)
-    finally:
-        sys.setprofile(None)
-        sys.settrace(None)
-    return done
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_hostile_texts_take_linear_time(form):
-    for piece in ("<think>", "\\boxed{", "answer is ", "####", "answer is    \n", "{", "<answer>"):
-        once = work(form, piece * 500)
-        twice = work(form, piece * 1_000)
-        assert twice < 2.2 * once, piece
-    assert work(form, "x" * (MAX_TEXT_CHARS + 1)) < 20 * MAX_TEXT_CHARS
-
-
-def test_work_counts_what_takes_longer_than_the_text(monkeypatch):
-    def quadratic(text):
-        for _ in text:
-            text.find("#")
-        return None, False
-
-    monkeypatch.setitem(FORMS, "whole", dataclasses.replace(FORMS["whole"], answer=quadratic))
-    assert work("whole", "x" * 1_000) > 3 * work("whole", "x" * 500)
+    pieces = ("<think>", "\\boxed{", "answer is ", "####", "answer is    \n", "{", "<answer>")
+    for text in (*(piece * (500_000 // len(piece)) for piece in pieces), "x" * (MAX_TEXT_CHARS + 1)):
+        started = time.thread_time()
+        FORMS[form].answer(text)
+        FORMS[form].credit(text)
+        assert time.thread_time() - started < 2.0, text[:20]  # one that is quadratic takes minutes
 
 
 def test_one_completion_is_graded_by_the_form_that_is_asked_for():
@@ -129,16 +85,9 @@ def test_one_completion_is_graded_by_the_form_that_is_asked_for():
     assert grade("\\boxed{3} or \\boxed{4}", "4", "number", form="boxed") == "wrong"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (EASY_R1, "5"),
-        (GSM8K, "72"),
-        (INSTRUCT, "B"),
-        ("We look at the angles.\n\n(C)", "(C)"),
-        ("It is a prime.\n3.5.", "3.5"),
-        ("<think>\\boxed{1}</think>", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), [
+    (EASY_R1, "5"), (GSM8K, "72"), (INSTRUCT, "B"), ("We look at the angles.\n\n(C)", "(C)"),
+    ("It is a prime.\n3.5.", "3.5"), ("<think>\\boxed{1}</think>", None),
+])  # fmt: skip
 def test_any_finds_the_answers_of_models_that_nobody_told_how(text, answer):
     assert FORMS["any"].answer(text) == (answer, False)

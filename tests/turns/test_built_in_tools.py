@@ -101,29 +101,16 @@ def test_what_is_shown_has_whole_cells_and_is_bounded(aspect, pixels):
     assert width % 28 == height % 28 == 0 and 0 < width * height <= pixels
 
 
-@pytest.mark.parametrize(
-    ("box", "wrong"),
-    [
-        ([0, 0, 393, 100], "392 pixels wide and 280 high"),
-        ([0, 0, 100, 281], "392 pixels wide and 280 high"),
-        ([-1, 0, 100, 100], "not within the picture"),
-        ([1e300, 0, 1.1e300, 100], "numbers of pixels"),
-        ([50, 50, 50, 90], "x1 must be less than x2"),
-        ([90, 10, 50, 90], "x1 must be less than x2"),
-        ([10, 90, 50, 10], "y1 less than y2"),
-        ([10, 10, 12, 90], "too thin"),
-        ([0, 0, 392, 10], "too thin"),
-        ([math.nan, 0, 10, 10], "numbers of pixels"),
-        ([0, 0, math.inf, 10], "numbers of pixels"),
-        (["0", 0, 10, 10], "numbers of pixels"),
-        ([True, 0, 10, 10], "numbers of pixels"),
-        ([[0], 0, 10, 10], "numbers of pixels"),
-        ([0, 0, 10], "four numbers"),
-        ({"x1": 0}, "four numbers"),
-        (None, "four numbers"),
-        ([10**400, 0, 10, 10], "numbers of pixels"),
-    ],
-)
+@pytest.mark.parametrize(("box", "wrong"), [
+    ([0, 0, 393, 100], "392 pixels wide and 280 high"), ([0, 0, 100, 281], "392 pixels wide and 280 high"),
+    ([-1, 0, 100, 100], "not within the picture"), ([1e300, 0, 1.1e300, 100], "numbers of pixels"),
+    ([50, 50, 50, 90], "x1 must be less than x2"), ([90, 10, 50, 90], "x1 must be less than x2"),
+    ([10, 90, 50, 10], "y1 less than y2"), ([10, 10, 12, 90], "too thin"), ([0, 0, 392, 10], "too thin"),
+    ([math.nan, 0, 10, 10], "numbers of pixels"), ([0, 0, math.inf, 10], "numbers of pixels"),
+    (["0", 0, 10, 10], "numbers of pixels"), ([True, 0, 10, 10], "numbers of pixels"),
+    ([[0], 0, 10, 10], "numbers of pixels"), ([0, 0, 10], "four numbers"), ({"x1": 0}, "four numbers"),
+    (None, "four numbers"), ([10**400, 0, 10, 10], "numbers of pixels"),
+])  # fmt: skip
 def test_a_box_that_is_none_is_refused(box, wrong):
     observation = answered(situation(16, 16), called("zoom", box=box))
     assert observation.text.startswith(ERROR) and wrong in observation.text and not observation.images

@@ -139,21 +139,12 @@ def test_it_sees_row_and_pictures_and_answers_with_text_and_pictures(own):
     )
 
 
-@pytest.mark.parametrize(
-    ("said", "what"),
-    [
-        ("die", "the tool crashed"),
-        ("raise", "KeyError: 'no such thing'"),
-        ("exit", "SystemExit: no"),
-        ("hang", "no result within 1 seconds"),
-        ("text", "memory"),
-        ("memory", "memory"),
-        ("pictures", "17 images, more than 16"),
-        ("bomb", "an image of 9000 x 9000"),
-        ("large", "an image of 8000 x 8000"),
-        ("none of it", "AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("said", "what"), [
+    ("die", "the tool crashed"), ("raise", "KeyError: 'no such thing'"), ("exit", "SystemExit: no"),
+    ("hang", "no result within 1 seconds"), ("text", "memory"), ("memory", "memory"),
+    ("pictures", "17 images, more than 16"), ("bomb", "an image of 9000 x 9000"),
+    ("large", "an image of 8000 x 8000"), ("none of it", "AttributeError"),
+])  # fmt: skip
 def test_what_it_does_wrong_is_an_observation(own, tmp_path, said, what):
     if said == "bomb":
         Image.new("1", (9000, 9000)).save(tmp_path / "seen.png")
@@ -177,15 +168,10 @@ def test_a_reply_of_a_gigabyte_is_not_read(own, monkeypatch):
     assert own().answer(situation(Image.new("RGB", (30, 50))), ["turn"]).text == f"{FAILED}the tool crashed"
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("Nothing", "no method `answer"),
-        ("broken", r"ValueError: not here \(mine.py:"),
-        ("Missing", "has no function 'Missing'"),
-        ("Unsure", "shows images and is not replayable"),
-    ],
-)
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("Nothing", "no method `answer"), ("broken", r"ValueError: not here \(mine.py:"),
+    ("Missing", "has no function 'Missing'"), ("Unsure", "shows images and is not replayable"),
+])  # fmt: skip
 def test_one_that_cannot_be_used_is_refused_by_name(own, name, wrong):
     with pytest.raises(ConfigError, match=wrong) as refused:
         own(name)

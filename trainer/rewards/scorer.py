@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import as_completed
 from typing import Any, get_args
 
 from trainer import config as configuration
@@ -35,18 +34,8 @@ GRADER = "the built-in grader"
 _COUNTED = ("timeout", "error", "no_answer")
 
 
-@dataclass
-class PendingBatch:
-    """Completions that are being graded."""
-
-    texts: Sequence[str]
-    graded: list[Grade | None]
-    """Grade of each completion; None until its task is done."""
-    futures: dict[tuple[str, ...], Future[Any]] = field(default_factory=dict)
-    members: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-    """Task -> indices of the completions that wait for it."""
-    cases: dict[int, Case] = field(default_factory=dict)
-    """Index of a completion -> what the judge is asked if the rules grade it as wrong."""
+Task = tuple[str, ...]
+"""What a grader's process is given (`pool_worker.grade_task`)."""
 
 
 class Scorer:
@@ -68,7 +57,7 @@ class Scorer:
         self._remote = RewardClient(config) if config.remote_url else None
         specs = function_specs(config.own)
         self._pool = ProcessPool(config.workers, config.deadline_s, specs, env=config.env)
-        self._known: dict[tuple[str, ...], Grade] = {}
+        self._known: dict[Task, Grade] = {}
         self._last_shares: dict[str, float] = {}
         self._told: set[str] = set()
         self.wants_ids = bool(config.own) and self._pool.check()
@@ -105,7 +94,26 @@ class Scorer:
         if self._remote is not None:
             graded = self._remote.grade(texts, references, answer_types, questions)
             return self._outcomes(texts, graded, 0, 0)
-        return self.finish(self.begin(texts, references, answer_types, questions, rows))
+        graded: list[Grade | None] = [None] * len(texts)
+        waiting: dict[Task, list[int]] = {}
+        cases: dict[int, Case] = {}
+        columns = zip(texts, references, answer_types, questions, strict=True)
+        for i, (text, *about) in enumerate(columns):
+            if self.config.own:
+                task = ("user", text, facts_of(*about, rows[i] if rows else {}))
+            else:
+                content, hedged = self._form.answer(text)
+                if self._judge and content and not hedged and about[1] in self._judged_types:
+                    cases[i] = (content[:MAX_BOX_CHARS], about[0], about[2])
+                graded[i] = self._decided(content, hedged, *about)
+                task = ("grade", content or "", *about)
+            if graded[i] is None:
+                waiting.setdefault(task, []).append(i)
+        self._evaluate(waiting, graded)
+
+        done = list(filter(None, graded))
+        judged = self._ask_judge(self._judge, cases, done) if self._judge is not None else 0
+        return self._outcomes(texts, done, sum(map(len, waiting.values())), judged)
 
     def scored_elsewhere(self, texts: Sequence[str], scores: Sequence[float | None]) -> list[Outcome]:
         """Outcomes of episodes that their environment has scored instead of the graders; None: it failed to.
@@ -122,68 +130,44 @@ class Scorer:
                 graded.append(Grade("correct" if score > 0 else "wrong", score))
         return self._outcomes(texts, graded, 0, 0)
 
-    def begin(
-        self,
-        texts: Sequence[str],
-        references: Sequence[str],
-        answer_types: Sequence[str],
-        questions: Sequence[str],
-        rows: Sequence[Mapping[str, Any]] | None = None,
-    ) -> PendingBatch:
-        """Grades at once what needs no evaluation, and gives the rest to the processes."""
-        batch = PendingBatch(texts, [None] * len(texts))
-        columns = zip(texts, references, answer_types, questions, strict=True)
-        for i, (text, reference, answer_type, question) in enumerate(columns):
-            if self.config.own:
-                about = facts_of(reference, answer_type, question, rows[i] if rows else {})
-                batch.members.setdefault(("user", text, about), []).append(i)
-                continue
+    def _decided(
+        self, content: str | None, hedged: bool, reference: str, answer_type: str, question: str
+    ) -> Grade | None:
+        """The grade where no process is needed, else None."""
+        if content is None:
+            return Grade("no_answer", 0.0)
+        verdict, rule = grader.judge(
+            "" if hedged else content,
+            reference,
+            answer_type,  # ty: ignore[invalid-argument-type]
+            question,
+            evaluate=False,
+        )
+        if verdict is None:
+            return self._known.get((content, reference, answer_type, question))
+        why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" if verdict == "error" else ""
+        return Grade(verdict, float(verdict == "correct"), why, rule=rule or "")
 
-            content, hedged = self._form.answer(text)
-            if self._judge and content and not hedged and answer_type in self._judged_types:
-                batch.cases[i] = (content[:MAX_BOX_CHARS], reference, question)
-            task = (content or "", reference, answer_type, question)
-            grade: Grade | None = Grade("no_answer", 0.0)
-            if content is not None:
-                fast = "" if hedged else content
-                grade = _decided(fast, reference, answer_type, question) or self._known.get(task)
-            if grade is not None:
-                batch.graded[i] = grade
-            else:
-                batch.members.setdefault(("grade", *task), []).append(i)
-        for task in batch.members:
-            batch.futures[task] = self._pool.submit(list(task))
-        return batch
+    def _evaluate(self, waiting: Mapping[Task, Sequence[int]], graded: list[Grade | None]) -> None:
+        """Has tasks done by the processes, and fills in the grades of the completions that wait for each.
 
-    def finish(self, batch: PendingBatch) -> list[Outcome]:
-        """Waits for the processes, then asks the judge.
-
-        Raises TimeoutRateError and ErrorRateError, as soon as their limits cannot be met any more, and
-        ConfigError as the judge does.
+        Raises TimeoutRateError and ErrorRateError, as soon as their limits cannot be met any more.
         """
-        tasks = {future: task for task, future in batch.futures.items()}
+        tasks = {self._pool.submit(list(task)): task for task in waiting}
         try:
             for future in as_completed(tasks):
                 task = tasks[future]
                 grade = grade_of(future.result(), self._named)
                 self._remember(task, grade)
-                for i in batch.members[task]:
-                    batch.graded[i] = grade
+                for i in waiting[task]:
+                    graded[i] = grade
                 if grade.verdict in ("timeout", "error"):
-                    self._refuse_failures(list(filter(None, batch.graded)), len(batch.texts))
+                    self._refuse_failures(list(filter(None, graded)), len(graded))
         finally:
             for future in tasks:
                 future.cancel()
-        graded = list(filter(None, batch.graded))
 
-        judged = 0
-        if self._judge is not None:
-            judged = self._ask_judge(self._judge, batch.cases, graded)
-        batch.graded[:] = graded
-        evaluated = sum(map(len, batch.members.values()))
-        return self._outcomes(batch.texts, graded, evaluated, judged)
-
-    def _remember(self, task: tuple[str, ...], grade: Grade) -> None:
+    def _remember(self, task: Task, grade: Grade) -> None:
         """Keeps the verdict of an expression, which equal answers have, too."""
         if task[0] != "grade" or grade.verdict not in ("correct", "wrong"):
             return
@@ -353,13 +337,3 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
         f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}."
         " Nothing was learned from this step"
     )
-
-
-def _decided(answer: str, reference: str, answer_type: str, question: str) -> Grade | None:
-    """The grade where no process is needed, else None."""
-    task = answer, reference, answer_type, question
-    verdict, rule = grader.judge(*task, evaluate=False)  # ty: ignore[invalid-argument-type]
-    if verdict is None:
-        return None
-    why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" if verdict == "error" else ""
-    return Grade(verdict, float(verdict == "correct"), why, rule=rule or "")
