@@ -89,7 +89,7 @@ FEATURES = (
         name="sleep level 2",
         run=(f"{RECIPE}, random weights, step 2: weight sync",),
         executed=(f"{STEPS}[one card]",),
-        rehearsed=("sampling/test_scratch.py",),
+        rehearsed=("sampling/test_rollout.py",),
     ),
     Feature(
         name="two ranks, ZeRO-3 over NCCL",

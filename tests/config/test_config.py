@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from trainer import config as c
+from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes
 from trainer.config.overrides import read_yaml
 
 
@@ -326,3 +327,27 @@ def test_aliases_that_stand_for_billions_of_values_are_refused():
         with pytest.raises(yaml.YAMLError, match="its aliases make more than"):
             read_yaml(text)
     assert read_yaml("a: &a [1, 2]\nb: *a\n") == {"a": [1, 2], "b": [1, 2]}
+
+
+ONE = 1000 * CHECKPOINT_BYTES_PER_PARAMETER
+
+
+def asked(steps: int, every: int, held: int = 0) -> float:
+    """Checkpoints of a run of a thousand parameters that the disk must have room for."""
+    assignments = [f"run.max_steps={steps}", f"checkpoint.every_steps={every}", "checkpoint.keep_last=2"]
+    config = c.override(c.RunConfig(), [*assignments, "checkpoint.keep_best=1", "placement.nodes=1"])
+    return checkpoints_bytes(config, 1000, held * ONE) / ONE
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "expected"),
+    [(4, 100, 1), (4, 4, 1), (5, 4, 2), (8, 3, 3), (100, 5, 4), (0, 100, 4), (2, 0, 2), (100, 0, 4)],
+)
+def test_a_run_of_few_steps_writes_few(steps, every, expected):
+    """Its last step is always saved; without a number of steps all are asked for that are kept."""
+    assert asked(steps, every) == expected
+
+
+def test_what_a_notice_left_lies_beside_them():
+    assert asked(4, 100, held=1) == 2
+    assert asked(100, 5, held=3) == 4

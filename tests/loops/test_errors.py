@@ -6,17 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray.exceptions
 import torch
 from safetensors.torch import save_file
 
+from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.checkpoint.layout import local_dir
 from trainer.config import budget
+from trainer.config.run_folder import read_progress
 from trainer.data.processor import Prompter
 from trainer.hardware.model_shapes import shape_of
 from trainer.loops import process
+from trainer.loops.process import explain_error
 from trainer.node.launch import ray_client
 from trainer.node.preflight import host, precheck
+from trainer.ranks.process import RankPlace
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.system.backoff import Backoff
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_RAY
 
@@ -202,3 +208,60 @@ def test_ranks_import_what_the_driver_imports(small_config, monkeypatch):
     process.connect_ray(small_config)
     _, *own = asked["runtime_env"]["env_vars"]["PYTHONPATH"].split(":")
     assert own == ["/my/rewards", "/more"]
+
+
+PLACES = [
+    RankPlace("10.0.0.1", 0, 30001, 700, "a", "", 0),
+    RankPlace("10.0.0.2", 0, 30001, 700, "b", "", 0),
+    RankPlace("10.0.0.2", 1, 30002, 701, "b", "", 0),
+]
+KILLED = """The actor died unexpectedly before finishing this task.
+\tclass_name: Worker
+\tactor_id: 1f2e
+\tpid: 701
+\tnamespace: 5a
+\tip: 10.0.0.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
+unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is
+killed by SIGKILL by OOM killer due to high memory usage."""
+EVICTED = """Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.0.0.2, ID: 9c) where the task (actor ID: 1f2e, name=Worker.update, pid=700, memory used=90GB)
+was running was 119.10GB / 120.00GB (0.99), which exceeds the memory usage threshold of 0.95."""
+
+
+def test_the_rank_is_named_by_its_process_and_address(monkeypatch):
+    """Ray names the out-of-memory killer among the causes that any death may have."""
+    workers = object.__new__(RayRanks)
+    workers._places = PLACES
+    monkeypatch.setattr(workers, "cause", lambda said: "SIGSEGV in at::native::add")
+    killed, evicted = ray.exceptions.ActorDiedError(), ray.exceptions.OutOfMemoryError(EVICTED)
+    killed.error_msg = KILLED
+    assert str(killed) == KILLED
+    line = "error: a rank or node was lost: "
+    assert explain_error(killed, workers) == (
+        34,
+        f"{line}rank 2 (process 701 on 10.0.0.2): SIGSEGV in at::native::add",
+    )
+    evicted_line = (
+        f"{line}rank 1 (process 700 on 10.0.0.2): out of memory: Ray ended it. See docs/failures.md"
+    )
+    assert explain_error(evicted, workers) == (34, evicted_line)
+    assert explain_error(ConnectionError("refused"), workers) == (34, f"{line}refused")
+    assert explain_error(evicted)[1] == f"{line}Task was killed due to the node running low on memory."
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_that_cannot_be_placed(small_config, tmp_path):
+    """The cluster is too small: the folder says `failed`, not `running` for ever."""
+    options = [
+        "placement.workers_per_node=2",
+        "placement.threads_per_worker=400",
+        "placement.start_timeout_s=3",
+    ]
+    job = Job(
+        c.override(small_config, options), tmp_path / "job", {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
+    ).start()
+    assert job.wait(200) == EXIT_CONFIG, job.tail()
+    assert "the Ray cluster cannot hold 2 ranks" in job.tail()
+    assert read_progress(small_config.run.dir)["status"] == "failed"
