@@ -94,7 +94,7 @@ FEATURES = (
     Feature(
         name="two ranks, ZeRO-3 over NCCL",
         executed=("test_runs.py::test_sft_on_two_cards[all weights]",),
-        rehearsed=("learning/test_stages.py",),
+        rehearsed=("learning/test_invariance.py",),
     ),
     Feature(
         name="an engine of two GPUs (tensor parallel)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from trainer.config import ConfigError, Rewards
 from trainer.data import lengths, prompts
 from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
+from trainer.data.prompt_form import VARIES, PromptForm
 from trainer.data.prompts import PromptWording
 from trainer.data.schema import LEARNED, SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT
 from trainer.rewards.grading.stated_answers import FORMS
@@ -123,3 +125,45 @@ def test_a_file_of_a_system_message_is_read_at_the_desk(tmp_path):
     assert config.data.system_prompt == "Reply with = and: the number."
     with pytest.raises(ConfigError, match="name a text file"):
         recipe_files.expand_paths("demo", [f"data.system_prompt=@{tmp_path}/none.txt"])
+
+
+IMAGE = {"type": "image"}
+
+
+def chat(system, *content):
+    turns = [{"role": "user", "content": list(content)}]
+    return [{"role": "system", "content": system}, *turns] if system else turns
+
+
+def words(text):
+    return {"type": "text", "text": text}
+
+
+def test_what_rows_have_in_common_is_recorded():
+    mine = "Say the number."
+    assert PromptForm.of([chat(mine, words("how many"), IMAGE)] * 3) == PromptForm(mine, "last")
+    assert PromptForm.of([chat("", IMAGE, words("how many")), chat("", words("1+1"))]) == PromptForm(
+        "", "first"
+    )
+    mixed = [chat(mine, IMAGE, words("a")), chat(mine, words("a"), IMAGE)]
+    assert PromptForm.of(mixed) == PromptForm(mine, VARIES)
+    assert PromptForm.of([chat(mine, words("a")), chat("other", words("a"))]) is None
+
+
+def test_a_benchmark_s_row_is_asked_as_the_run_s_rows_were(tmp_path, small_config):
+    PromptForm("Say the number.", "last").write(tmp_path)
+    config = replace(
+        small_config,
+        model=replace(small_config.model, path=str(tmp_path)),
+        evaluation=replace(small_config.evaluation, benchmarks=True),
+    )
+    row = chat(SYSTEM_PROMPT, IMAGE, words("how many"))
+    asked = PromptWording.of(config).asked(row, "mathvista/IconQA")
+    assert asked == chat("Say the number.", words("how many"), IMAGE)
+    amid = chat("", words("a"), IMAGE, words("b"))
+    assert PromptForm("", "first").ask(amid) == amid, "text that speaks of its image stays around it"
+    # training goes on as its rows are, and the authors' prompt is theirs
+    training = replace(config, evaluation=small_config.evaluation)
+    assert PromptWording.of(training).asked(row, "mine") == row
+    published = replace(config, data=replace(config.data, system_prompt="published"))
+    assert PromptWording.of(published).asked(row, "mathvista")[0]["content"] == [IMAGE, words("how many")]

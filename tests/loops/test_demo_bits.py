@@ -6,13 +6,14 @@ estimate of the KL became exact far from the reference; its steps before the six
 
 Linear layers have since been torch's own, which add their bias within the product where DeepSpeed's added it
 to the rounded product, and a block's gradients are reduced together. That moves last bits and no value:
-gradients are those of plain torch (tests/learning/test_stages.py, test_packing.py). Until the record is
+gradients are those of plain torch (tests/learning/test_invariance.py, test_packing.py). Until the record is
 renewed on its processor, its first steps are compared to the rounding of fp32 there too.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops.jobs import ROOT
+from trainer.observe import compare
 from trainer.observe.history import read_history
 
 RECORDED = ROOT / "benchmarks/demo_bits.jsonl"
@@ -48,3 +50,41 @@ def test_the_demo_is_the_same_run():
                 assert line[name] == value, (then["step"], name)
             elif then["step"] <= FIRST_STEPS:
                 assert line[name] == pytest.approx(value, rel=1e-2, abs=1e-4), (then["step"], name)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def demo(request):
+    """Runs the first steps of the demo by its command; returns the run's folder."""
+    folders = []
+
+    def ran(*overrides):
+        run_id = f"expected-{request.node.name[-24:].strip('[]').replace('_', '-')}".lower()
+        folder = ROOT / "runs" / run_id
+        folders.append(folder)
+        options = [part for override in ("run.max_steps=10", *overrides) for part in ("--set", override)]
+        command = [sys.executable, "launch.py", "demo", "--run-id", run_id, *options]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        return folder
+
+    yield ran
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_demo_is_within_its_bands(demo, capsys):
+    folder = demo("optimizer.schedule=constant")
+    assert compare.main([str(folder), "--expected"]) == 0
+    assert "within expectation up to step 10" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_learning_rate_that_is_too_low_leaves_them(demo, capsys):
+    folder = demo("optimizer.learning_rate=1e-7")
+    assert compare.main([str(folder), "--expected"]) == 1
+    assert "step 10: eval/accuracy left its band" in capsys.readouterr().out

@@ -221,12 +221,12 @@ KILLED = """The actor died unexpectedly before finishing this task.
 \tpid: 701
 \tnamespace: 5a
 \tip: 10.0.0.2
-The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker
-unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is
-killed by SIGKILL by OOM killer due to high memory usage."""
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail:
+Worker unexpectedly exits with a connection error code 2. End of file. There are some potential root causes.
+(1) The process is killed by SIGKILL by OOM killer due to high memory usage."""
 EVICTED = """Task was killed due to the node running low on memory.
-Memory on the node (IP: 10.0.0.2, ID: 9c) where the task (actor ID: 1f2e, name=Worker.update, pid=700, memory used=90GB)
-was running was 119.10GB / 120.00GB (0.99), which exceeds the memory usage threshold of 0.95."""
+Memory on the node (IP: 10.0.0.2, ID: 9c) where the task (actor ID: 1f2e, name=Worker.update, pid=700, memory
+used=90GB) was running was 119.10GB / 120.00GB (0.99), which exceeds the memory usage threshold of 0.95."""
 
 
 def test_the_rank_is_named_by_its_process_and_address(monkeypatch):
