@@ -154,14 +154,6 @@ def show_rows(
 
 
 @data.command(params=[DATASET])
-def stats(dataset: str) -> None:
-    """Print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out."""
-    from data_prep import show
-
-    print(show.stats(dataset))
-
-
-@data.command(params=[DATASET])
 def verify(dataset: str) -> None:
     """Read every shard and compare its hash with the manifest.
 

@@ -112,20 +112,12 @@ def prepare(
     exclude: Sequence[str] = (),
     work_dir: str | Path = "",
 ) -> Manifest:
-    """Prepares `sources` as one dataset in a local directory.
+    """Prepares `sources` as one dataset in a local directory; does nothing if it holds this very dataset.
 
-    Args:
-        sources: the sources of rows and images.
-        out_dir: folder of the dataset, made if missing. If it holds this very dataset, nothing is done.
-        name: name of the dataset.
-        settings: limits, split, tokenizer.
-        workers: number of decoding processes; 0: one per core.
-        on_progress: called as the stages advance.
-        overwrite: whether another dataset in `out_dir` is replaced.
-        exclude: prepared evaluation sets; rows with an image that one of them nearly has are quarantined.
-        work_dir: folder of the unpacked images, removed at the end; default: inside `out_dir`.
-
-    Raises ConfigError if there is another dataset, too little disk, or no row that can be used.
+    workers: decoding processes; 0: one per core. exclude: prepared evaluation sets, of which rows with an image
+    that one nearly has are left out. work_dir: of the unpacked images, removed at the end; default: inside
+    `out_dir`. Raises ConfigError for another dataset there without `overwrite`, too little disk, or no row that
+    can be used.
     """
     out = Path(out_dir)
     workers = workers or len(os.sched_getaffinity(0))

@@ -11,9 +11,8 @@ from data_prep.ingest.images import image_tokens
 from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own_files import RecordSource
 from data_prep.sources.text_files import recognize
-from data_prep.write.statistics import tables
 from trainer.config import ConfigError
-from trainer.data.dataset import Dataset, read_manifest
+from trainer.data.dataset import Dataset
 from trainer.data.schema import Manifest, Row, question_text
 from trainer.images.decoding import image_size
 from trainer.rewards.grading.kinds import in_words, reading
@@ -139,16 +138,6 @@ def rejected_answers(manifest: Manifest) -> list[str]:
         examples = ", ".join(repr(example[:40]) for example in bad["examples"])
         lines.append(f"  rejected as {kind}: {bad['rows']:,}, e.g. {examples}")
     return lines
-
-
-def stats(path: str) -> str:
-    """The tables of a dataset's manifest."""
-    manifest = read_manifest(path)
-    pin = f", revision {manifest.revision}" if manifest.revision else ""
-    lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}{pin}"]
-    for title, counts in tables(manifest):
-        lines += [f"{title}:", *(f"  {name:<28}{count:>10,}" for name, count in counts.items())]
-    return "\n".join([*lines, *rejected_answers(manifest)])
 
 
 def weighted(texts: Sequence[str]) -> list[tuple[str, float]]:

@@ -33,6 +33,19 @@ def bare(tmp_path):
     return run
 
 
+@pytest.fixture
+def shim(tmp_path):
+    """Puts a `uv` of this text into a folder, whose path it gives."""
+
+    def put(text: str) -> str:
+        (tmp_path / "shims").mkdir()
+        (tmp_path / "shims/uv").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "shims/uv").chmod(0o755)
+        return str(tmp_path / "shims")
+
+    return put
+
+
 def test_the_file_is_python_3_9():
     ast.parse((ROOT / "launch.py").read_text(), feature_version=(3, 9))
 
@@ -52,13 +65,10 @@ def test_it_restarts_itself_under_uv_and_passes_arguments_and_exit_code_on(bare)
     assert done.returncode == 2 and "did you mean demo?" in done.stderr
 
 
-def test_uv_trusts_this_machines_certificates_where_it_has_a_list(bare, tmp_path, monkeypatch):
+def test_uv_trusts_this_machines_certificates_where_it_has_a_list(bare, shim, tmp_path, monkeypatch):
     """A company's proxy signs with its own: uv's built-in list knows none of them."""
     monkeypatch.delenv("UV_SYSTEM_CERTS", raising=False)
-    (tmp_path / "shims").mkdir()
-    shim = tmp_path / "shims/uv"
-    shim.write_text('#!/bin/sh\necho "certificates ${UV_SYSTEM_CERTS:-built in}"\n')
-    shim.chmod(0o755)
+    path_of_uv = shim('echo "certificates ${UV_SYSTEM_CERTS:-built in}"')
     file = tmp_path / "launch.py"
     (tmp_path / "ca.crt").touch()
     text = file.read_text()
@@ -67,26 +77,17 @@ def test_uv_trusts_this_machines_certificates_where_it_has_a_list(bare, tmp_path
         for other in ("/etc/pki/tls", "/etc/ssl/cert.pem"):
             moved = moved.replace(other, "/nothing")
         file.write_text(moved)
-        assert said in bare("list", path=str(shim.parent)).stdout
+        assert said in bare("list", path=path_of_uv).stdout
 
 
-def test_a_uv_that_does_not_answer_is_not_taken(bare, tmp_path):
-    (tmp_path / "shims").mkdir()
-    shim = tmp_path / "shims/uv"
-    shim.write_text("#!/bin/sh\nexit 127\n")
-    shim.chmod(0o755)
-    assert "python3-pip" in bare("list", path=str(shim.parent)).stderr
+def test_a_uv_that_does_not_answer_is_not_taken(bare, shim):
+    assert "python3-pip" in bare("list", path=shim("exit 127")).stderr
 
 
-def test_a_uv_that_brings_nothing_ends_the_second_start(bare, tmp_path):
+def test_a_uv_that_brings_nothing_ends_the_second_start(bare, shim, tmp_path):
     """No endless loop: this `uv` starts the file again with the same bare Python."""
-    (tmp_path / "shims").mkdir()
-    shim = tmp_path / "shims/uv"
-    shim.write_text(
-        f'#!/bin/sh\n[ "$1" = run ] && exec {tmp_path}/bare/bin/python {tmp_path}/launch.py list\nexit 0\n'
-    )
-    shim.chmod(0o755)
-    done = bare("list", path=str(shim.parent))
+    again = f"{tmp_path}/bare/bin/python {tmp_path}/launch.py list"
+    done = bare("list", path=shim(f'[ "$1" = run ] && exec {again}\nexit 0'))
     assert done.returncode == 2 and "without Click, msgspec, PyYAML or rich" in done.stderr
 
 

@@ -27,12 +27,7 @@ def text_token_counter(model: str) -> Counter:
         return lambda chats: [0] * len(chats)
     from transformers import AutoTokenizer
 
-    path, _, revision = model.partition("@")
-    try:
-        options = {"revision": revision} if revision else {}
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
+    tokenizer = _loaded(AutoTokenizer, model)
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"--tokenizer {model} has no chat template: name an instruction-tuned model")
     bare = not _takes_parts(tokenizer)
@@ -59,19 +54,22 @@ def image_token_side(model: str) -> int:
         return FACTOR
     from transformers import AutoConfig
 
-    path, _, revision = model.partition("@")
-    try:
-        options = {"revision": revision} if revision else {}
-        config = AutoConfig.from_pretrained(path, **options).to_dict()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
-    vision = config.get("vision_config")
+    vision = _loaded(AutoConfig, model).to_dict().get("vision_config")
     if not vision:
         return FACTOR
     try:
         return vision["patch_size"] * vision["spatial_merge_size"]
     except KeyError as error:
         raise ConfigError(f"--tokenizer {model}: its config.json has no {error.args[0]} of images") from None
+
+
+def _loaded(kind: Any, model: str) -> Any:
+    """What a class of transformers reads of a model. Raises ConfigError."""
+    path, _, revision = model.partition("@")
+    try:
+        return kind.from_pretrained(path, **({"revision": revision} if revision else {}))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
 
 
 def _takes_parts(tokenizer: Any) -> bool:

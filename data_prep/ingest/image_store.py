@@ -13,6 +13,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,25 +107,13 @@ class ImageStore:
         batch whatever the archive's size. `on_progress(images, bytes)` follows each batch that was
         checked.
         """
-        checks = Checks(self._pack_path, self._limits, workers)
-        try:
-            return self._fill(checks, members, wanted, on_progress)
-        finally:
-            checks.close()
-
-    def _fill(
-        self,
-        checks: Checks,
-        members: Callable[[], Iterable[Member]],
-        wanted: Wanted,
-        on_progress: Callable[[int, int], None],
-    ) -> int:
         links: dict[str, str] = {}
-        unused = self._pass(checks, members(), wanted, links, on_progress)
-        links = {name: _follow(name, links) for name in links if wanted.match(name)}
-        targets = set(links.values())
-        if targets - self.stored.keys():
-            self._pass(checks, members(), Wanted(targets), {}, lambda images, size: None)
+        with closing(Checks(self._pack_path, self._limits, workers)) as checks:
+            unused = self._pass(checks, members(), wanted, links, on_progress)
+            links = {name: _follow(name, links) for name in links if wanted.match(name)}
+            targets = set(links.values())
+            if targets - self.stored.keys():
+                self._pass(checks, members(), Wanted(targets), {}, lambda images, size: None)
         for name, target in sorted(links.items()):
             if name not in self.stored and target in self.stored:
                 self._record(name, self.stored[target])

@@ -88,71 +88,6 @@ def test_gsm8k(hub, tmp_path, capsys):
     assert "gsm8k: train 1, test 1 rows" in capsys.readouterr().out
 
 
-def test_math(hub, tmp_path):
-    def problem(n: int, solution: str) -> dict:
-        return {"problem": f"Problem {n}", "level": "Level 1", "type": "Algebra", "solution": solution}
-
-    hub.add(
-        "EleutherAI/hendrycks_math",
-        {
-            "algebra/train-00000-of-00001.parquet": parquet(
-                [problem(1, "So $\\boxed{\\frac{3}{4}}$"), problem(2, "None")]
-            ),
-            "geometry/train-00000-of-00001.parquet": parquet([problem(3, "$\\boxed{x^2+1}$")]),
-            "algebra/test-00000-of-00001.parquet": parquet(
-                [
-                    problem(4, "$\\boxed{1}$, no: \\fbox{$5$}"),
-                    problem(5, "so \\fbox{$5$}, which is $\\boxed{5}$"),
-                ]
-            ),
-        },
-    )
-    assert run("prepare", "math", "--out", tmp_path / "out") == 0
-    train = {row.answer: row for row in Dataset(tmp_path / "out")}
-    assert set(train) == {"\\frac{3}{4}", "x^2+1"} and train["x^2+1"].answer_type == "math"
-    assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith(
-        "<think> $\\boxed{x^2+1}$ <"
-    )
-    assert [row.answer for row in Dataset(tmp_path / "out", "test")] == ["5"]
-    found = {"no_answer_field": 1, "conflicting_answers": 1}
-    assert read_manifest(tmp_path / "out").quarantined == found
-
-
-def test_geometry3k(hub, tmp_path):
-    def split(start: int, count: int) -> bytes:
-        return parquet(
-            [
-                {
-                    "images": [image(start + i)],
-                    "problem": f"<image>Find x{start + i}.",
-                    "answer": "2 \\sqrt { 221 }",
-                }
-                for i in range(count)
-            ]
-        )
-
-    count = {"images": [image(50)], "problem": "<image>One <image>Two", "answer": "1"}
-    data = {"images": [{"bytes": b"broken", "path": "x"}], "problem": "Find y.", "answer": "2"}
-    broken = parquet([count, data])
-    hub.add(
-        "hiyouga/geometry3k",
-        {
-            "data/train-00000-of-00001.parquet": split(0, 70),
-            "data/validation-00000-of-00001.parquet": split(100, 3),
-            "data/test-00000-of-00001.parquet": broken,
-            "data/test-00001-of-00001.parquet": split(200, 2),
-        },
-    )
-    assert run("prepare", "geometry3k", "--out", tmp_path / "out") == 0
-    manifest = read_manifest(tmp_path / "out")
-    assert manifest.rows == {"train": 70, "test": 2, "validation": 3}
-    assert manifest.quarantined == {"image_count": 1, "image_undecodable": 1}
-    row = Dataset(tmp_path / "out")[69]
-    assert row.images == [raw.image(69)] and row.answer == "2 \\sqrt { 221 }"
-    assert row.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "Find x69."}]
-    assert row.messages[0]["role"] == "system"
-
-
 def chat(text: str, truth: str, **more) -> dict:
     """A row of verl's columns, as OpenMMReasoner and Vero have them."""
     prompt = [{"role": "user", "content": text}]
@@ -179,7 +114,26 @@ VISION |= {"subject": "counting", "image": "images/1.jpg", "level": 2}
 VERSE = {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}
 SCALER = {"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}
 TRAIN, TEST = "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"
+MATH = {"problem": "Which?", "level": "Level 1", "type": "Algebra", "solution": "None"}
+PICTURED = {"images": [image(1)], "problem": "<image>Find x.", "answer": "7"}
+LEFT_OUT = {
+    "vero": {"other_reward": 1},
+    "math": {"no_answer_field": 1, "conflicting_answers": 1},
+    "geometry3k": {"image_count": 1, "image_undecodable": 1},
+}
 PUBLISHED = {
+    "math": {
+        "algebra/train-00000-of-00001.parquet": [MATH | {"solution": "So $\\boxed{7}$"}, MATH],
+        "geometry/train-00000-of-00001.parquet": [
+            MATH | {"problem": "Why?", "solution": "so \\fbox{$7$}, that is $\\boxed{7}$"}
+        ],
+        "algebra/test-00000-of-00001.parquet": [MATH | {"solution": "$\\boxed{1}$, no: \\fbox{$7$}"}],
+    },
+    "geometry3k": {
+        TRAIN: [PICTURED, PICTURED | {"problem": "<image>One <image>Two"}],
+        "data/validation-00000-of-00001.parquet": [PICTURED | {"images": [image(2)]}],
+        TEST: [PICTURED | {"images": [{"bytes": b"broken", "path": "x"}]}],
+    },
     "virl39k": {
         "39Krelease.parquet": [ASKED | {"image": ["images/1.png"], "category": "Geo", "PassRate_7BBase": 0.5}]
     },
@@ -232,8 +186,9 @@ def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
         assert rows[0].answer == "" and len(rows[0].messages) == 1
         return
     assert {row.answer for row in rows} == {"B" if name == "mmmu-pro" else "7"}
-    assert len(rows) == sum(map(len, PUBLISHED[name].values())) - (name == "vero")
-    assert manifest.quarantined == ({"other_reward": 1} if name == "vero" else {})
+    left_out = LEFT_OUT.get(name, {})
+    assert len(rows) == sum(map(len, PUBLISHED[name].values())) - sum(left_out.values())
+    assert manifest.quarantined == left_out
     pictured = any("image" in column for record in next(iter(PUBLISHED[name].values())) for column in record)
     assert all(len(row.images) == pictured for row in rows)
     if CATALOG[name].evaluation:

@@ -30,32 +30,6 @@ def left_out(folder) -> Counter:
     return Counter(json.loads(line)["reason"] for line in open(folder / "quarantine.jsonl", encoding="utf-8"))
 
 
-BAD_SPLITS = [
-    "/../../above",
-    "geometry/easy",
-    "a\0b",
-    "s" * 300,
-    "..",
-    ".",
-    "a b",
-    "../up",
-    {"a": 1},
-    "\ud83d",
-]
-
-
-def test_no_split_leads_out_of_the_folder(tmp_path):
-    records = questions(*({"split": split} for split in BAD_SPLITS))
-    source = lines(tmp_path / "in" / "d.jsonl", records)
-    before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert run("prepare", source, "--out", tmp_path / "a" / "b" / "out", "--validation", 0) == 0
-    out = tmp_path / "a" / "b" / "out"
-    written = {path for path in tmp_path.rglob("*") if path.is_file()} - before
-    assert all(path.parent == out for path in written)
-    assert read_manifest(out).rows == {"train": ROWS}
-    assert left_out(out) == {"bad_record": len(BAD_SPLITS)}
-
-
 def test_case_and_blanks_of_a_split_are_folded(tmp_path):
     names = ["Train", "TRAIN", " train", "train\n", "Val", "Dev ", "Test_2.b", ""]
     records = [{"question": f"{i}?", "answer": i, "split": name} for i, name in enumerate(names)]
@@ -130,33 +104,6 @@ PNG = raw.image(1)
 HEIC = b"\0\0\0\x18ftypheic" + bytes(range(256)) * 40
 
 
-NO_IMAGES = {
-    "image_undecodable": [
-        base64.b64encode(HEIC).decode(),
-        "data:image/heic;base64," + base64.b64encode(HEIC).decode(),
-        base64.b64encode(b"%PDF-1.7" + b"x" * 4000).decode(),
-    ],
-    "image_missing": [
-        "A photo of a dog, sitting. " * 200,
-        "../" * 60_000 + "b.png",
-        "x" * 300 + ".png",
-        "caption\nof two lines",
-        "<PIL.PngImagePlugin.PngImageFile image mode=RGB size=4x4>",
-        str(PNG)[:-200],
-        "a\0b.png",
-        ["ok.png"] * 2 + ["/" * 5000],
-    ],
-    "bad_record": ["\ud83d.png"],
-    "image_refused": ["a/" * 60_000 + "b.png", {"bytes": "no base64!"}, {"path": {"path": {"bytes": 5}}}, 17],
-}
-
-
-def test_a_text_that_is_no_image_costs_its_row_alone(tmp_path):
-    changes = [{"image": image} for images in NO_IMAGES.values() for image in images]
-    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*changes)), tmp_path / "out")
-    assert len(rows) == ROWS and others == {reason: len(images) for reason, images in NO_IMAGES.items()}
-
-
 @pytest.mark.parametrize(
     "image", [str(PNG), str({"bytes": PNG, "path": None}), base64.b64encode(PNG).decode()]
 )
@@ -204,32 +151,6 @@ def test_an_evaluation_set_refuses_half_an_emoji_in_one_line(tmp_path, capsys, m
     source = lines(tmp_path / "d.jsonl", [{"question": HALF, "answer": 1}])
     assert run("prepare", source, "--out", tmp_path / "out", *more) == 2
     assert "bad_record" in capsys.readouterr().err
-
-
-def test_more_choices_than_letters_cost_their_row_alone(tmp_path):
-    changes = []
-    for count in (26, 27, 100):
-        changes.append({"choices": [f"choice {i}" for i in range(count)], "answer": f"choice {count - 1}"})
-    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*changes)), tmp_path / "out")
-    assert len(rows) == ROWS + 1 and others == {"bad_choices": 2}
-
-
-def test_videos_and_sounds_are_left_out_with_a_reason(tmp_path):
-    none = {"video": None, "audio": {"bytes": None, "path": None}, "videos": []}
-    changes = [{"video": "a.mp4"}, {"videos": ["a.mp4"]}, {"audio": {"bytes": "x", "path": None}}]
-    for mark in ("<video>", "<audio>", "<VIDEO_1>"):
-        changes.append({"question": f"{mark} What happens?"})
-    sound = [record | none for record in questions()]
-    hostile = [record | none | change for record, change in zip(sound, changes, strict=False)]
-    rows, others = prepared(lines(tmp_path / "d.jsonl", sound + hostile), tmp_path / "out")
-    assert len(rows) == ROWS and others == {"other_media": len(changes)}
-
-
-def test_the_parts_of_a_chat_that_are_videos_are_named(tmp_path):
-    video = [{"type": "video", "video": "a.mp4"}, {"type": "text", "text": "?"}]
-    records = [{"messages": [{"role": "user", "content": one}, TURNS[1]]} for one in ("1?", video)]
-    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
-    assert len(rows) == 1 and others == {"bad_message": 1}
 
 
 MARKS = (

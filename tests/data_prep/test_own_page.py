@@ -48,7 +48,6 @@ def test_the_page_begins_with_what_a_person_does_with_their_rows():
         ["data", "prepare"],
         ["data", "show"],
         ["data", "show"],
-        ["data", "stats"],
         ["data", "verify"],
         ["up"],
     ]

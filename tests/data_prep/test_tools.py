@@ -6,7 +6,7 @@ from tests.data_prep.test_own import lines, plain, run, virl39k
 from trainer.data.dataset import Dataset
 
 
-def test_show_stats_mix_and_filter(tmp_path, capsys):
+def test_show_mix_and_filter(tmp_path, capsys):
     for name, write in (("v", virl39k), ("p", plain)):
         source = write(tmp_path / f"raw-{name}")
         assert run("prepare", source, "--name", name, "--out", tmp_path / name, "--validation", 0) == 0
@@ -16,7 +16,6 @@ def test_show_stats_mix_and_filter(tmp_path, capsys):
     assert (
         "row 2 of train" in shown and "[image 160x120, " in shown and "reference answer: 2 (number)" in shown
     )
-    assert run("stats", tmp_path / "v") == 0 and "PNG RGB" in capsys.readouterr().out
     assert run("filter", tmp_path / "v", "--pass-rate", "0.1..0.9", "--out", tmp_path / "f") == 0
     assert "too hard: 1, kept: 4, too easy: 1" in capsys.readouterr().out
     kept = list(Dataset(tmp_path / "f"))

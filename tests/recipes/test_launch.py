@@ -77,7 +77,7 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     [
         ((), ["prepare", "a.csv"], "data"),
         (("cpu",), ["prepare", "a.csv"], "cpu"),
-        (("cpu", "data"), ["stats", "d"], "data"),
+        (("cpu", "data"), ["verify", "d"], "data"),
         (("data", "test"), ["show", "d", "--mask"], "test"),
     ],
 )
