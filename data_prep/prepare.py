@@ -114,10 +114,10 @@ def prepare(
 ) -> Manifest:
     """Prepares `sources` as one dataset in a local directory; does nothing if it holds this very dataset.
 
-    workers: decoding processes; 0: one per core. exclude: prepared evaluation sets, of which rows with an image
-    that one nearly has are left out. work_dir: of the unpacked images, removed at the end; default: inside
-    `out_dir`. Raises ConfigError for another dataset there without `overwrite`, too little disk, or no row that
-    can be used.
+    workers: decoding processes; 0: one per core. exclude: prepared evaluation sets; rows with an image that
+    one of them nearly has are left out. work_dir: of the unpacked images, removed at the end; default: inside
+    `out_dir`. Raises ConfigError for another dataset there without `overwrite`, too little disk, or no row
+    that can be used.
     """
     out = Path(out_dir)
     workers = workers or len(os.sched_getaffinity(0))

@@ -24,10 +24,11 @@ code = commands.main(sys.argv[1:])
 print(re.search("VmHWM:.*", open("/proc/self/status").read())[0])
 sys.exit(code)
 """
-SPLITS = ["/../../above", "geometry/easy", "a\0b", "s" * 300, "..", ".", "a b", "../up", {"a": 1}, "\ud83d"]
+NAMES = ["/../../above", "geometry/easy", "a\0b", "s" * 300, "..", ".", "a b", "../up", {"a": 1}, "\ud83d"]
+SPLITS = [{"split": name} for name in NAMES]
 FAULTS = {
     "bad_record": [
-        *({"split": split} for split in SPLITS),
+        *SPLITS,
         {"question": HALF},
         {"answer": HALF},
         {"solution": f"{HALF}, so \\boxed{{5}}"},
@@ -68,7 +69,9 @@ FAULTS = {
         {"video": "a.mp4"},
         {"videos": ["a.mp4"]},
         {"audio": {"bytes": "x", "path": None}},
-        *({"question": f"{mark} What happens?"} for mark in ("<video>", "<audio>", "<VIDEO_1>")),
+        {"question": "<video> What happens?"},
+        {"question": "<audio> What happens?"},
+        {"question": "<VIDEO_1> What happens?"},
     ],
     "image_count": [{"question": "<image> and <image>?"}],
     "no_answer_field": [{"answer": None}],
