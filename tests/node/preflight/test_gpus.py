@@ -25,7 +25,24 @@ H100 = {
     "links": 18,
 }
 H100 |= {"width": 16, "generation": 5, "temperature": 40, "slowdown": 90, "pids": ()}
+H100 |= {"width_max": 16, "power": 300_000}
 H100["reasons"] = pynvml.nvmlClocksEventReasonGpuIdle
+
+
+READINGS = {
+    "nvmlDeviceGetUUID": "uuid",
+    "nvmlDeviceGetName": "name",
+    "nvmlDeviceGetTotalEccErrors": "ecc",
+    "nvmlDeviceGetRemappedRows": "rows",
+    "nvmlDeviceGetCurrPcieLinkWidth": "width",
+    "nvmlDeviceGetMaxPcieLinkWidth": "width_max",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "generation",
+    "nvmlDeviceGetCurrentClocksEventReasons": "reasons",
+    "nvmlDeviceGetTemperature": "temperature",
+    "nvmlDeviceGetTemperatureThreshold": "slowdown",
+    "nvmlDeviceGetPowerUsage": "power",
+}
+"""What NVML is asked of a card, by the field that answers."""
 
 
 class Recorded:
@@ -37,13 +54,18 @@ class Recorded:
         self.open = 0
 
     def __getattr__(self, name):
-        return getattr(pynvml, name)
+        """A reading of a card, if it is one of them; all else is NVML's own."""
+        if name not in READINGS:
+            return getattr(pynvml, name)
 
-    @staticmethod
-    def _or_refuse(value):
-        if value is None:
-            raise pynvml.NVMLError_NotSupported
-        return value
+        def read(card, *more):
+            if name == "nvmlDeviceGetTotalEccErrors":
+                assert more == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+            if card[READINGS[name]] is None:
+                raise pynvml.NVMLError_NotSupported
+            return card[READINGS[name]]
+
+        return read
 
     def nvmlInit(self):
         self.open += 1
@@ -63,9 +85,6 @@ class Recorded:
     def nvmlDeviceGetHandleByIndex(self, index):
         return self.cards[index]
 
-    def nvmlDeviceGetUUID(self, card):
-        return card["uuid"]
-
     def nvmlDeviceGetMaxMigDeviceCount(self, card):
         return 7 if card["uuid"] == "GPU-5005" else 0
 
@@ -77,44 +96,13 @@ class Recorded:
     def nvmlDeviceGetUtilizationRates(self, card):
         return SimpleNamespace(gpu=50)
 
-    def nvmlDeviceGetPowerUsage(self, card):
-        return 300_000
-
-    def nvmlDeviceGetName(self, card):
-        return card["name"]
-
     def nvmlDeviceGetMemoryInfo(self, card):
         return SimpleNamespace(total=card["total"], used=0)
-
-    def nvmlDeviceGetTotalEccErrors(self, card, kind, counter):
-        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        return self._or_refuse(card["ecc"])
-
-    def nvmlDeviceGetRemappedRows(self, card):
-        return self._or_refuse(card["rows"])
 
     def nvmlDeviceGetNvLinkState(self, card, link):
         if link >= card["links"]:
             raise pynvml.NVMLError_InvalidArgument
         return link not in card.get("down", ())
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, card):
-        return self._or_refuse(card["width"])
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, card):
-        return 16
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, card):
-        return self._or_refuse(card["generation"])
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, card):
-        return self._or_refuse(card["reasons"])
-
-    def nvmlDeviceGetTemperature(self, card, sensor):
-        return card["temperature"]
-
-    def nvmlDeviceGetTemperatureThreshold(self, card, threshold):
-        return self._or_refuse(card["slowdown"])
 
     def nvmlDeviceGetComputeRunningProcesses(self, card):
         return [SimpleNamespace(pid=pid) for pid in card["pids"]]
@@ -232,12 +220,8 @@ def test_what_the_loaded_library_answers_decides():
 
 
 def test_the_driver_check_runs_without_any_package():
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(ROOT / "trainer/hardware/driver.py")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-I", "-S", str(ROOT / "trainer/hardware/driver.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, driver.EXIT_MACHINE) and len((done.stdout + done.stderr).splitlines()) == 1
 
 
@@ -270,10 +254,8 @@ def test_a_node_with_less_fabric_than_the_others_is_named(tmp_path):
     eight = [vars(port) for port in infiniband.infiniband_ports(root)]
     seven = [*eight[:7], eight[7] | {"active": False}]
     (finding,) = [f for f in infiniband.judge_infiniband({0: eight, 1: seven, 2: eight}) if f.level != "pass"]
-    assert (
-        finding.nodes == (1,)
-        and "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200" in finding.figure
-    )
+    figure = "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200"
+    assert (finding.nodes, finding.figure) == ((1,), figure)
     assert infiniband.judge_infiniband({0: [], 1: []}) == []
 
 

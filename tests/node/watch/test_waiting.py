@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import servers
 from tests.loops.jobs import Job
 from tests.node.watch.test_watchdog import run_with
 from tests.node.watch.test_watchdog import watched as watched_run
@@ -54,14 +54,7 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 def server(port: int, status: int = 200):
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(status)])
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        servers.wait_for_port(port, process)
         yield process
     finally:
         process.kill()
@@ -69,10 +62,8 @@ def server(port: int, status: int = 200):
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def port(free_port):
+    return free_port
 
 
 @pytest.fixture
