@@ -22,12 +22,8 @@ def interfaces() -> list[Interface]:
     """This machine's interfaces that have an IPv4 address."""
     import psutil
 
-    found = []
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.family == socket.AF_INET:
-                found.append(Interface(name, one.address))
-    return found
+    cards = [(name, one) for name, addresses in psutil.net_if_addrs().items() for one in addresses]
+    return [Interface(name, one.address) for name, one in cards if one.family == socket.AF_INET]
 
 
 def ipv4_problem(peers: Iterable[str]) -> str:
@@ -38,10 +34,8 @@ def ipv4_problem(peers: Iterable[str]) -> str:
         except OSError:  # a name that is not known yet
             continue
         if families == {socket.AF_INET6}:
-            return (
-                f"{peer} has an address of IPv6 alone, and launcher, Ray and Gloo speak IPv4: give the nodes"
-                " IPv4 addresses"
-            )
+            what = f"{peer} has an address of IPv6 alone, and launcher, Ray and Gloo speak IPv4"
+            return f"{what}: give the nodes IPv4 addresses"
     return ""
 
 
@@ -55,9 +49,8 @@ def route_address(peer: str) -> str:
 def interface_of(address: str, known: Iterable[Interface]) -> Interface:
     """The interface that holds `address`. Raises ConfigError if none does."""
     known = list(known)
-    for interface in known:
-        if interface.address == address:
-            return interface
+    if found := next((interface for interface in known if interface.address == address), None):
+        return found
     have = ", ".join(f"{i.name} {i.address}" for i in known)
     raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
 
@@ -76,9 +69,8 @@ def network_variables(
     after "^"; Gloo takes exact names, TensorPipe one.
     """
     names = {i.name for i in known}
-    loopback = interface.address.startswith("127.")
     wanted = {"GLOO_SOCKET_IFNAME": interface.name, "TP_SOCKET_IFNAME": interface.name}
-    if not loopback:
+    if not interface.address.startswith("127."):
         wanted |= {"NCCL_SOCKET_IFNAME": f"={interface.name}"}
     for name in list(wanted):
         given = env.get(name, "")

@@ -97,15 +97,6 @@ def test_too_short_for_the_step_but_not_for_a_save(start):
 
 
 @pytest.mark.long
-def test_a_phase_longer_than_the_notice_is_left(start):
-    job = start(3, step_s=120)
-    job.until(lambda: job.in_phase("rollout", 1))
-    code, seconds = told_to_go(job)
-    assert code == EXIT_PREEMPTED
-    assert seconds < 3
-
-
-@pytest.mark.long
 def test_what_the_store_cannot_take_in_time_is_on_the_disk(start, tmp_path):
     with servers.rclone(tmp_path / "store") as server, servers.proxy(server.port) as relay:
         job = start(5, remote="s3://bucket/runs", every=2, **servers.s3_environment(relay.port))

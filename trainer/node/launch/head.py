@@ -50,13 +50,9 @@ class HeadLauncher(JoiningHead):
         """The whole launch. Raises LaunchEnded."""
         self.check_place()
         if not self.alone:
-            self.others = RendezvousHead(
-                self.node.nodes,
-                self.config.run_id,
-                self.port,
-                start=topology.start_names(os.environ),
-                name_of=self.node.name_of,
-            )
+            place = self.node.nodes, self.config.run_id, self.port
+            start = topology.start_names(os.environ)
+            self.others = RendezvousHead(*place, start=start, name_of=self.node.name_of)
         self.check_nodes()
         if self.arguments.preflight:
             return self.preflight()
@@ -163,14 +159,12 @@ class HeadLauncher(JoiningHead):
 
         self.others.send({"kind": "start", "ray": f"{address}:{ports.gcs}", "token": ray.token})
         waiting = set(self.others.links)
-        if not waiting:
-            return
-        for _ in self.until(lambda: f"{self.others.names(waiting)} did not join Ray"):
+        wait = self.until(lambda: f"{self.others.names(waiting)} did not join Ray")
+        while waiting:
+            next(wait)
             for rank, message in self.check_others():
                 if message["kind"] == "ready":
                     waiting.discard(rank)
-            if not waiting:
-                return
 
     def head_is_up(self, ray: RayNode, again: bool) -> bool:
         """Waits for Ray's head. If it exits instead: raises RayEnded, or cleans up if `again`.

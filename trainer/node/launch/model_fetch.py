@@ -59,12 +59,9 @@ def main() -> None:
         except Exception as error:
             print(f"{role}: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
             continue
-        size = sum(path.stat().st_size for path in files)
-        took = time.monotonic() - began
-        print(
-            f"{role}: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s",
-            flush=True,
-        )
+        gib = sum(path.stat().st_size for path in files) / 2**30
+        what = f"{gib:.2f} GiB of weights (files: {len(files)})"
+        print(f"{role}: {what} are here after {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

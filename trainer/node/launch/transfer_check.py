@@ -31,19 +31,13 @@ def main(addresses: list[str]) -> int:
         return EXIT_RAY
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        alive = {}
-        for n in ray.nodes():
-            if n["Alive"]:
-                alive[n["NodeManagerAddress"]] = n["NodeID"]
-
+        alive = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
         missing = [a for a in addresses if a not in alive]
         if not missing:
             break
         if time.monotonic() > deadline:
-            print(
-                f"error: Ray does not see {', '.join(missing)}; it sees {', '.join(sorted(alive))}",
-                file=sys.stderr,
-            )
+            seen = ", ".join(sorted(alive))
+            print(f"error: Ray does not see {', '.join(missing)}; it sees {seen}", file=sys.stderr)
             return 1 if len(missing) < len(addresses) - 1 else EXIT_CONFIG
         time.sleep(0.2)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -63,26 +57,19 @@ def main(addresses: list[str]) -> int:
     began = time.monotonic()
     results = []
     for source, to in pairs:
-        results.append(
-            take.options(scheduling_strategy=on(to)).remote(
-                give.options(scheduling_strategy=on(source)).remote()
-            )
-        )
-
+        block = give.options(scheduling_strategy=on(source)).remote()
+        results.append(take.options(scheduling_strategy=on(to)).remote(block))
     ready, late = ray.wait(results, num_returns=len(results), timeout=max(1.0, deadline - time.monotonic()))
     lost = 0
     for pair, result in zip(pairs, results, strict=True):
         if result in late or ray.get(result) != (BYTES, True):
             lost += 1
-            print(
-                f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports "
-                "between the nodes, or check the network interface",
-                file=sys.stderr,
-            )
+            remedy = "open all ports between the nodes, or check the network interface"
+            what = f"{pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray"
+            print(f"error: {what}: {remedy}", file=sys.stderr)
     if not lost:
-        print(
-            f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True
-        )
+        took_s = time.monotonic() - began
+        print(f"every node sent {BYTES >> 20} MiB to the next in {took_s:.1f} s", flush=True)
     return EXIT_CONFIG if lost == len(pairs) else int(bool(lost))
 
 

@@ -54,10 +54,8 @@ class RunLock:
                 who = f"process {holder.get('pid')} on {holder.get('host')}"
                 if not (wait or holder.get("ending")) or time.monotonic() > deadline:
                     os.close(file)
-                    raise ConfigError(
-                        f"the run in {self.path.parent} is already held by {who}: wait for it, or end "
-                        "that process"
-                    ) from None
+                    why = f"the run in {self.path.parent} is already held by {who}"
+                    raise ConfigError(f"{why}: wait for it, or end that process") from None
                 if not told:
                     told = True
                     print(f"waiting for {who} to end", flush=True)
