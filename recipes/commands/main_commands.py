@@ -43,28 +43,16 @@ BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 
 
 @launch.command("list", panel="decide")
-@click.argument(
-    "recipe",
-    cls=Argument,
-    default="",
-    type=NameType("recipe", recipe_names),
-    help="only this one, with its details",
-)
 @click.option(
     "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
 )
-def list_recipes(recipe: str, model: str) -> int:
-    """Recipes, their hours and dollars, and where they can run.
-
-    All there is of one, where one is named."""
+def list_recipes(model: str) -> int:
+    """Recipes, their hours and dollars, and where they can run."""
     from rich.console import Console
 
     from recipes.screens import recipe_list
 
-    if recipe:
-        recipe_list.show_recipe(recipe, Console())
-    else:
-        recipe_list.show_list(Console(), model)
+    recipe_list.show_list(Console(), model)
     return 0
 
 

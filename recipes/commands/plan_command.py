@@ -62,14 +62,14 @@ def show_plan(
     plan = plan_facts.make_plan(recipe, offers, target, where, network_gbit_s, kept)
     match form:
         case "json":
-            print(json.dumps(asdict(plan.facts), indent=2))
+            print(json.dumps(asdict(plan[0]), indent=2))
         case "screen":
             plan_screen.show_plan(plan, tables.narrow_console())
         case "all":
             plan_screen.show_plan(plan, tables.wide_console(), whole=True)
     if kept:
         return 0 if kept.kept else 2
-    return 2 if plan.facts.problem else 0
+    return 2 if plan[0].problem else 0
 
 
 def show_fleet_plan(

@@ -201,9 +201,10 @@ def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | Non
             engine = _engine(recipe, replace(group, gpus_per_node=gpus, tensor_parallel=gpus))
             if engine is None:
                 continue
-            if rented := _cheapest(engine[0], catalogs, targets):
-                target, rate = rented
-                kinds.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, *engine))
+            places = [target for target in targets or targets_for(engine[0]) if target != "skypilot"]
+            rates = filter(None, (hourly.cheapest(engine[0], target, catalogs) for target in places))
+            if rate := min(rates, key=lambda rate: rate.usd, default=None):
+                kinds.append(WorkerKind(gpu, gpus, rate.target, rate.spot, rate.usd, *engine))
             break
     return kinds
 
@@ -217,17 +218,6 @@ def _engine(recipe: Recipe, group: SampleGroup) -> tuple[Recipe, MemoryPlan] | N
         return None
     enough = need.kv_cache_tokens >= LEAST_SEQUENCES * view.config.longest_sequence
     return (view, need) if enough else None
-
-
-def _cheapest(
-    view: Recipe, catalogs: Path | None, targets: list[str] | None
-) -> tuple[str, hourly.GroupRate] | None:
-    rates = []
-    for target in targets or targets_for(view):
-        rate = hourly.cheapest(view, target, catalogs) if target != "skypilot" else None
-        if rate:
-            rates.append((target, rate))
-    return min(rates, key=lambda one: one[1].usd, default=None)
 
 
 def fleet_refusal(recipe: Recipe) -> str:

@@ -13,16 +13,6 @@ from recipes.recipe.spec import Recipe
 
 
 @dataclass(frozen=True)
-class GroupRate:
-    """What one group of machines is expected to be rented as."""
-
-    gpu: str
-    spot: bool
-    usd: float
-    """Dollars per hour, all machines of the group."""
-
-
-@dataclass(frozen=True)
 class HourlyPrice:
     """What the machines of a recipe cost on one target."""
 
@@ -51,19 +41,19 @@ def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Hourly
     return sorted(found, key=lambda one: (one.usd, one.target, one.gpu, one.spot))
 
 
-def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> GroupRate | None:
-    """The cheapest machines of a sampling group on a target that have the memory for it, in GPU and RAM, and
-    keep to the budget's dollars per node."""
-    sampling, gpus = with_resources(sampling), sampling.cluster.gpus_per_node
+def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> HourlyPrice | None:
+    """The cheapest machines of a sampling group on a target, all of them, that have the memory for it, in GPU
+    and RAM, and keep to the budget's dollars per node."""
+    sampling = with_resources(sampling)
     most = sampling.budget.max_hourly_usd or math.inf
     rates = []
     for _, gpu, _, row in cost.possible_places(sampling, catalogs, [target]):
         if row is None or cost.lacks_ram(sampling, row):
             continue
         for spot in cost.markets(sampling, target):
-            usd = row.spot if spot else row.on_demand
-            if usd is not None and usd * gpus <= most:
-                rates.append(GroupRate(gpu, spot, usd * gpus * sampling.jobs))
+            usd = ((row.spot if spot else row.on_demand) or math.inf) * sampling.cluster.gpus_per_node
+            if usd <= most and usd < math.inf:
+                rates.append(HourlyPrice(usd * sampling.jobs, target, gpu, spot, None))
     return min(rates, key=lambda rate: rate.usd, default=None)
 
 

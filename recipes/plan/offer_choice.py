@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from recipes.plan import spread
 from recipes.plan.cost import Offer, market_of
-from recipes.plan.spread import AS_PLANNED, RunLuck
 
 RUNS = 200
 """Simulated runs of one offer: a chance of 90% is then known to within 4 points (two standard errors)."""
@@ -47,14 +46,15 @@ class JudgedOffer:
         return f"{self.offer.target} {self.offer.gpu} {market_of(self.offer.spot)}"
 
 
-def simulate_run(offer: Offer, rng: random.Random, luck: RunLuck = AS_PLANNED) -> float:
-    """Hours of one run. luck: by default all goes as planned, but for preemptions."""
-    work = offer.work_s * luck.step
-    start = offer.start_s * luck.start
-    restart = offer.restart_s * luck.start
+def simulate_run(
+    offer: Offer, rng: random.Random, step: float = 1.0, start: float = 1.0, failed: int = 0
+) -> float:
+    """Hours of one run. step, start: how many times longer these take than planned. failed: starts."""
+    work = offer.work_s * step
+    restart = offer.restart_s * start
     interval = min(offer.interval_s, work) or work
     segments = math.ceil(work / interval - 1e-9)
-    clock = start * (1 + luck.failed_starts) + work + segments * offer.stall_s
+    clock = offer.start_s * start * (1 + failed) + work + segments * offer.stall_s
     if not math.isinf(offer.between_s):
         clock += _lost(segments, interval + offer.stall_s, restart, offer.between_s, rng)
     return clock / 3600
@@ -90,8 +90,7 @@ def judge_offer(
     mortal = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
     hours = []
     for _ in range(RUNS):
-        luck = spread.draw_luck(bounds, offer.stretch, rng)
-        hours.append(simulate_run(mortal, rng, luck))
+        hours.append(simulate_run(mortal, rng, *spread.draw_luck(bounds, offer.stretch, rng)))
     hours.sort()
     least = hours[math.ceil((1 - SURE) * RUNS) - 1]
     median = hours[RUNS // 2 - 1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 
 STEP = (1 / 1.3, 1.3)
 """Step time of a text model: published steps lie within this factor of their plan (docs/planned.md)."""
@@ -38,19 +37,6 @@ LENGTHS = (0.5, 1.0, 2.0, 4.0)
 _NORMAL_90 = 1.645
 
 
-@dataclass(frozen=True)
-class RunLuck:
-    """What one run meets, as multiples of what is planned."""
-
-    step: float = 1.0
-    """Step time, by the speed of machines and software, and by the length of completions."""
-    start: float = 1.0
-    failed_starts: int = 0
-
-
-AS_PLANNED = RunLuck()
-
-
 def step_bounds(vision: bool, several_nodes: bool) -> tuple[float, float]:
     """The pair for step time. several_nodes: of supervised training."""
     if several_nodes:
@@ -63,9 +49,12 @@ def published_end(vision: bool) -> float:
     return PUBLISHED_VISION_END if vision else STEP[1]
 
 
-def draw_luck(bounds: tuple[float, float], stretch: tuple[float, ...], rng: random.Random) -> RunLuck:
-    """The luck of one run. bounds: of step time. stretch: a step's time at each of LENGTHS, as a multiple; ()
-    where the length of completions is the data's."""
+def draw_luck(
+    bounds: tuple[float, float], stretch: tuple[float, ...], rng: random.Random
+) -> tuple[float, float, int]:
+    """The luck of one run: a step's and a start's time as multiples of what is planned, and starts that fail.
+    bounds: of step time. stretch: a step's time at each of LENGTHS, as a multiple; () where the length of
+    completions is the data's."""
     step = draw_within(bounds, rng)
     if stretch:
         step *= interpolated(stretch, draw_within(COMPLETIONS, rng))
@@ -73,7 +62,7 @@ def draw_luck(bounds: tuple[float, float], stretch: tuple[float, ...], rng: rand
     failed = 0
     while rng.random() < FAILED_START:
         failed += 1
-    return RunLuck(step, start, failed)
+    return step, start, failed
 
 
 def draw_within(bounds: tuple[float, float], rng: random.Random) -> float:

@@ -134,17 +134,8 @@ class PlanFacts:
     """What --deadline and --budget asked for; null without them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All that `plan` shows: the facts for programs, and what `--all` has besides."""
-
-    facts: PlanFacts
-    memory: MemoryPlan | None
-    """The run's own machines."""
-    sampling: MemoryPlan | None
-    """A machine of the second group."""
-
-
+Plan = tuple[PlanFacts, MemoryPlan | None, MemoryPlan | None]
+"""The facts for programs; what `--all` has besides: memory of the run's machines and of its second group."""
 Where = tuple[Path, list[str] | None]
 """SkyPilot's catalogs, and the targets that were named; None: any."""
 
@@ -218,7 +209,7 @@ def make_plan(
         not_promised=expected.not_promised,
         limits=limits,
     )
-    return Plan(facts=facts, memory=need, sampling=sampling)
+    return facts, need, sampling
 
 
 def _remarks(

@@ -24,20 +24,20 @@ BAR = 40
 
 def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
     """The whole screen; colors and bars on a terminal, plain text elsewhere. whole: with every row."""
-    facts = plan.facts
+    facts, need, sampling = plan
     console.print(verdict_line(facts.verdict), soft_wrap=whole)
     console.print(Text(f"{facts.recipe}: {facts.description}; {facts.machines}"))
-    if whole and plan.memory:
-        _memory(plan.memory, console)
+    if whole and need:
+        _memory(need, console)
     if facts.taken:
         _step(facts, facts.taken, console)
     if facts.offers:
         _offers(facts, console, ALL if whole else OFFERS)
     if facts.hourly:
         _hourly(facts, console, ALL if whole else OFFERS)
-    if whole and plan.sampling:
+    if whole and sampling:
         console.print("\nsecond group, each a job that samples:", style="bold")
-        _memory(plan.sampling, console)
+        _memory(sampling, console)
     if facts.limits:
         console.print()
         show_lines(console, facts.limits.said, whole=whole)

@@ -1,4 +1,4 @@
-"""`list`: one line for each recipe, with figures that are planned once and kept; `list NAME` shows one.
+"""`list`: one line for each recipe, with figures that are planned once and kept.
 
 Planning all recipes takes seconds of processor time, so `list` keeps what it showed in .cache/list.json,
 under a hash of every file that the figures depend on.
@@ -99,7 +99,7 @@ def show_list(console: Console, model: str = "") -> None:
     legend = ", ".join(f"{letter} {place}" for letter, (place, _) in PLACES.items())
     console.print(
         f"\n{legend}.\nHours and dollars are likely ones, of the offer that `up` takes.\n"
-        "`python3 launch.py list NAME` shows one, `plan NAME` what it needs and costs, `up NAME` starts it;\n"
+        "`python3 launch.py plan NAME` says what one needs and costs, `up NAME` starts it;\n"
         "`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run (docs/fleet.md)",
         highlight=False,
         soft_wrap=True,
@@ -113,34 +113,6 @@ def _line(one: ListedRecipe, widths: list[int]) -> str:
     name, model, gpus = widths
     words = f"{one.name:{name}}  {one.model:{model}}  {one.gpus:{gpus}}"
     return f"{words}  {hours:>6}  {usd:>5}  {steps:>6}  {one.where}"
-
-
-def show_recipe(name: str, console: Console) -> None:
-    """A recipe with its details. Raises ConfigError naming the nearest one."""
-    from recipes.platforms.targets import targets_for
-    from recipes.presets import get
-    from recipes.recipe import sample_group
-
-    recipe = get(name)
-    data = recipe.dataset
-    rows = f", {data.rows:,} rows" if data.rows else ""
-    details = {
-        "model": "" if recipe.kind in ("preflight", "check") else recipe.config.model.path,
-        "method": recipe_method(recipe),
-        "data": f"{data.name}{rows}" if data.name else "",
-        "machines": sample_group.machine_shape(recipe),
-        "runs on": ", ".join(targets_for(recipe)),
-        "no promise": recipe.config.expected.not_promised,
-    }
-    console.print(
-        f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}\n", highlight=False, soft_wrap=True
-    )
-    for key, text in details.items():
-        if text:
-            console.print(f"{key:11} {escape(text)}", highlight=False, soft_wrap=True)
-    start = {"preflight": "preflight", "serve": "serve OWNER/NAME"}.get(recipe.kind, f"up {name}")
-    console.print(f"\npython3 launch.py plan {name}", highlight=False, soft_wrap=True)
-    console.print(f"python3 launch.py {start}", highlight=False, soft_wrap=True)
 
 
 def listed_recipes() -> list[ListedRecipe]:
@@ -266,8 +238,3 @@ def _where(targets: list[str]) -> str:
     for letter, (_, members) in PLACES.items():
         letters += letter if set(members) & set(targets) else "."
     return letters
-
-
-def recipe_method(recipe: Recipe) -> str:
-    """What it does in a word: the training method, else its kind."""
-    return recipe.config.method if recipe.kind == "train" else recipe.kind

@@ -95,9 +95,11 @@ def test_a_terminal_has_color_and_bars():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=COLUMNS, color_system="standard")
     where = prices.sky_catalogs(), None
-    plan = plan_facts.make_plan(get(SEVEN), cost.offers(get(SEVEN), ranges=True), None, where, None, None)
-    remarked = dataclasses.replace(plan.facts, remarks=["a remark [with brackets]"])
-    plan_screen.show_plan(dataclasses.replace(plan, facts=remarked), console)
+    facts, *memory = plan_facts.make_plan(
+        get(SEVEN), cost.offers(get(SEVEN), ranges=True), None, where, None, None
+    )
+    remarked = dataclasses.replace(facts, remarks=["a remark [with brackets]"])
+    plan_screen.show_plan((remarked, *memory), console)
     said = file.getvalue()
     assert "█" in said and "\x1b[32mfits" in said and "a remark [with brackets]" in said
     assert len(said.splitlines()) <= LINES

@@ -143,17 +143,6 @@ def test_a_line_a_recipe_within_a_screen_s_width(capsys):
     assert len(lines) == len(RECIPES) + len(recipe_list.PURPOSES) + 6
 
 
-@pytest.mark.parametrize("name", ["demo", "serve", "preflight", "gpu-check", "grpo-qwen2.5-vl-72b-mathv60k"])
-def test_one_recipe_is_shown_with_its_details(name, capsys):
-    from recipes.commands.cli import main
-
-    assert main(["list", name]) == 0
-    said = capsys.readouterr().out
-    assert f"{name}: {get(name).description}" in said and f"launch.py plan {name}" in said
-    assert main(["list", "grpo-qwen2.5-vl-72b-mathv6k"]) == 2
-    assert "unknown recipe" in capsys.readouterr().err
-
-
 def test_a_models_name_where_a_recipes_stands_is_known_for_one(capsys):
     from recipes.commands.cli import main
 
