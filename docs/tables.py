@@ -26,7 +26,7 @@ from recipes.plan import cheaper, hourly  # noqa: E402
 from recipes.platforms.base import Platform  # noqa: E402
 from recipes.platforms.targets import TARGETS  # noqa: E402
 from recipes.recipe import spec  # noqa: E402
-from recipes.screens import fleet_screen, plan_facts  # noqa: E402
+from recipes.screens import plan_facts  # noqa: E402
 from trainer import config  # noqa: E402
 from trainer.node.preflight.findings import ANOTHER_MACHINE_HELPS  # noqa: E402
 from trainer.system import exit_codes  # noqa: E402
@@ -148,8 +148,6 @@ FACTS = {
     "`limits`": plan_facts.PlanLimits,
     "an entry of `cheaper`": cheaper.CheaperChange,
     "an entry of `hourly`": hourly.HourlyPrice,
-    "`plan --fleet --json`": fleet_screen.FleetFacts,
-    "a run of `alone` or `fleets`": fleet_screen.PlannedFleet,
 }
 
 

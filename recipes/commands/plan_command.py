@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import asdict
 from typing import Literal
 
@@ -82,24 +83,22 @@ def show_fleet_plan(
 ) -> int:
     """Seconds and dollars of a step with and without rollout workers. Exit code 2 where the machines of
     `sample` are a loss, or nothing keeps the limits."""
+    if form == "json":
+        raise ConfigError("--fleet is a screen: leave --json out, or add --all for every row")
     most = _limits(deadline, budget_usd)
     recipe = resolve(name, overrides)
     uploads.check_model_folder(recipe)
     if target:
         check_target(recipe, target)
-    found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [target] if target else None)
-    if not (found.colocated or found.fleets):
+    compared = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [target] if target else None)
+    if not (compared.colocated or compared.fleets):
         raise ConfigError("no price is known of machines that this recipe fits")
-    facts = fleet_screen.fleet_facts(recipe, found, most)
-    match form:
-        case "json":
-            print(json.dumps(asdict(facts), indent=2))
-        case "screen":
-            fleet_screen.show_fleets(facts, tables.narrow_console(), name, overrides)
-        case "all":
-            fleet_screen.show_fleets(facts, tables.wide_console(), name, overrides, whole=True)
-    ends_well = facts.taken is not None if deadline or budget_usd else facts.gain
-    return 0 if ends_well else 2
+    command = " ".join([name, *(f"--set {shlex.quote(override)}" for override in overrides)])
+    console = tables.wide_console() if form == "all" else tables.narrow_console()
+    fleet_screen.show_fleets(recipe, compared, most, console, command, whole=form == "all")
+    if deadline or budget_usd:
+        return 0 if compared.taken(*most) else 2
+    return 0 if fleet_screen.is_gain(recipe, compared) else 2
 
 
 def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:

@@ -4,18 +4,16 @@ and the command that starts the cheapest."""
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from recipes.plan import cost, fleet_cost, prices
+from recipes.plan import fleet_cost, prices
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.platforms.targets import target_named
 from recipes.recipe import sample_group
 from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
-from recipes.screens.plan_facts import SCHEMA
 from recipes.screens.tables import show_lines, show_table
 from trainer.config import ConfigError
 
@@ -29,107 +27,9 @@ MODEL = (
 )
 
 
-@dataclass(frozen=True)
-class PlannedFleet:
-    """One way to run the recipe: without workers, or with `count` of them."""
-
-    trainer: str
-    """GPUs that learn."""
-    target: str
-    """Where those are."""
-    market: str
-    """spot or on demand, as that of the worker."""
-    count: int
-    """Workers."""
-    worker: str | None
-    """GPUs of one; null without workers."""
-    worker_target: str | None
-    """Where it is."""
-    worker_market: str | None
-    """Spot or on demand."""
-    ahead: int
-    """Steps that sampling is ahead of learning."""
-    enough: int
-    """The fewest steps ahead at which nothing waits for the longest completion."""
-    unit_prompts: int
-    """Prompts that a worker samples at once."""
-    step_s: float
-    """Seconds of a whole step."""
-    hours: float
-    """The run's."""
-    usd: float
-    """The run's, egress included."""
-    egress_usd: float
-    """A step's."""
-    options: str
-    """What `up RECIPE` needs to start it."""
-    verdict: str
-    """Whether its workers are a gain, beside the cheapest run without; empty of that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetFacts:
-    """What `plan --fleet --json` prints."""
-
-    schema: int = SCHEMA
-    """As of `plan --json`."""
-    recipe: str
-    """Its name."""
-    steps: int
-    """Steps of the run."""
-    verdict: str
-    """In one line."""
-    gain: bool
+def is_gain(recipe: Recipe, compared: Fleets) -> bool:
     """Whether workers are one: those of `sample`, where the recipe names them."""
-    alone: list[PlannedFleet]
-    """Without workers, the cheapest step first."""
-    fleets: list[PlannedFleet]
-    """With workers: the cheapest of each pair of machines, the cheapest step first."""
-    taken: PlannedFleet | None
-    """The cheapest that keeps the limits."""
-    remarks: list[str]
-    """Warnings, in sentences."""
-
-
-def fleet_facts(recipe: Recipe, compared: Fleets, limits: tuple[float, float]) -> FleetFacts:
-    """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
-    best = compared.cheapest()
-    gain = recipe.sample is None or any(compared.beaten_by(row) is None for row in best)
-    taken = compared.taken(*limits)
-    rows = [*compared.colocated, *compared.fleets]
-    return FleetFacts(
-        recipe=recipe.name,
-        steps=rows[0].offer.steps,
-        verdict=_verdict(compared, taken, gain),
-        gain=gain,
-        alone=[planned_fleet(recipe, row, compared) for row in compared.colocated],
-        fleets=[planned_fleet(recipe, row, compared) for row in best],
-        taken=planned_fleet(recipe, taken, compared) if taken else None,
-        remarks=_remarks(recipe, compared, best),
-    )
-
-
-def planned_fleet(recipe: Recipe, row: FleetRow, compared: Fleets) -> PlannedFleet:
-    """A row as facts."""
-    worker = row.worker
-    return PlannedFleet(
-        trainer=row.trainer,
-        target=row.offer.target,
-        market=cost.market_of(row.offer.spot),
-        count=row.count,
-        worker=worker.name if worker else None,
-        worker_target=worker.target if worker else None,
-        worker_market=cost.market_of(worker.spot) if worker else None,
-        ahead=row.ahead,
-        enough=row.enough,
-        unit_prompts=row.unit_prompts,
-        step_s=row.step_s,
-        hours=row.hours,
-        usd=row.run_usd,
-        egress_usd=row.egress_usd,
-        options=row_options(recipe, row),
-        verdict=row_verdict(row, compared) if worker else "",
-    )
+    return recipe.sample is None or any(compared.beaten_by(row) is None for row in compared.cheapest())
 
 
 def _verdict(compared: Fleets, taken: FleetRow | None, gain: bool) -> str:
@@ -211,48 +111,52 @@ def row_options(recipe: Recipe, row: FleetRow) -> str:
 
 
 def show_fleets(
-    facts: FleetFacts, console: Console, name: str, overrides: list[str], whole: bool = False
+    recipe: Recipe,
+    compared: Fleets,
+    limits: tuple[float, float],
+    console: Console,
+    command: str,
+    whole: bool = False,
 ) -> None:
-    """The whole screen. name: the recipe's, or its file. overrides: those that it was planned with. whole:
-    with every row, and what speaks for and against each."""
-    console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
+    """The whole screen. limits: hours and dollars, infinite where none were given. command: `RECIPE`, and the
+    overrides that it was planned with. whole: with every row, and what speaks for and against each."""
+    gain, taken, best = is_gain(recipe, compared), compared.taken(*limits), compared.cheapest()
+    console.print(Text(_verdict(compared, taken, gain), style="green" if gain else "red"))
+    steps = (compared.colocated or compared.fleets)[0].offer.steps
     head = "cheapest step first; on demand where spot is not said"
-    console.print(Text(f"{facts.recipe}: {facts.steps:,} steps, {head}\n"))
+    console.print(Text(f"{recipe.name}: {steps:,} steps, {head}\n"))
     alone, fleets, remarks = (None, None, None) if whole else MOST
-    shown = (*facts.alone[:alone], *facts.fleets[:fleets])
+    shown = (*compared.colocated[:alone], *best[:fleets])
     rows = []
-    for fleet in shown:
-        figures = (str(fleet.ahead), f"{fleet.step_s:.1f}", f"{fleet.hours:.1f}", f"{fleet.usd:,.0f}")
-        unit = (str(fleet.enough), str(fleet.unit_prompts)) if fleet.worker else ("", "")
-        more = (*unit, f"{fleet.egress_usd:.3f}", fleet.verdict) if whole else ()
-        rows.append((_learners(fleet), _workers(fleet), *figures, *more))
+    for row in shown:
+        figures = (str(row.ahead), f"{row.step_s:.1f}", f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
+        unit = (str(row.enough), str(row.unit_prompts)) if row.worker else ("", "")
+        verdict = row_verdict(row, compared) if row.worker else ""
+        more = (*unit, f"{row.egress_usd:.3f}", verdict) if whole else ()
+        rows.append((_learners(row), _workers(row), *figures, *more))
     columns = ("that learn", "that sample", "ahead", "s/step", "hours", "$")
     if whole:
         columns = (*columns, "enough", "a unit", "egress $", "")
-    marked = shown.index(facts.taken) if facts.taken in shown else -1
+    marked = shown.index(taken) if taken in shown else -1
     show_table(console, columns, rows, words=2, marked=marked, last_is_words=whole)
-    if taken := facts.taken:
-        price = f"{taken.hours:.1f} h, ${taken.usd:,.0f}"
+    if taken:
+        price = f"{taken.hours:.1f} h, ${taken.run_usd:,.0f}"
         console.print(Text(f"\ncheapest: {_learners(taken)}; workers: {_workers(taken)}; {price}"))
-        sets = "".join(f"--set {shlex.quote(override)} " for override in overrides)
-        console.print(Text(f"python3 launch.py up {name} {sets}{taken.options}"), soft_wrap=True)
+        start = f"python3 launch.py up {command} {row_options(recipe, taken)}"
+        console.print(Text(start), soft_wrap=True)
     console.print()
-    show_lines(console, (*facts.remarks[:remarks], MODEL), whole=whole)
-    console.print("more: --all, --json; to choose: --deadline 24h, --budget 100")
+    show_lines(console, (*_remarks(recipe, compared, best)[:remarks], MODEL), whole=whole)
+    console.print("more: --all; to choose: --deadline 24h, --budget 100")
 
 
-def _learners(fleet: PlannedFleet) -> str:
-    return f"{fleet.trainer} {_place(fleet.target, fleet.market)}"
+def _learners(row: FleetRow) -> str:
+    return f"{row.trainer} {row.offer.target}{' spot' if row.offer.spot else ''}"
 
 
-def _workers(fleet: PlannedFleet) -> str:
-    if fleet.worker is None:
+def _workers(row: FleetRow) -> str:
+    if (worker := row.worker) is None:
         return "none"
-    return f"{fleet.count} x {fleet.worker}, {_place(fleet.worker_target, fleet.worker_market)}"
-
-
-def _place(target: str | None, market: str | None) -> str:
-    return f"{target} spot" if market == "spot" else f"{target}"
+    return f"{row.count} x {worker.name}, {worker.target}{' spot' if worker.spot else ''}"
 
 
 def describe_both_groups(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from recipes.plan import cheaper, choice, cost, hourly, prices
 from recipes.presets import get
-from recipes.screens import fleet_screen, plan_facts, plan_screen
+from recipes.screens import plan_facts, plan_screen
 
 LINES, COLUMNS = 40, 100
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -121,7 +121,7 @@ def test_the_facts_for_programs_have_the_documented_names(capsys):
     page = PAGE.read_text()
     documented = set(re.findall(r"^\| `(\w+)` \|", page[page.index("## For programs") :], re.M))
     kinds = (plan_facts.PlanFacts, plan_facts.PlannedOffer, plan_facts.PlanLimits, cheaper.CheaperChange)
-    kinds += (hourly.HourlyPrice, fleet_screen.FleetFacts, fleet_screen.PlannedFleet)
+    kinds += (hourly.HourlyPrice,)
     assert documented == set.union(*map(names, kinds))
     code, out, err = run(capsys, "plan", SEVEN, "--json", "--deadline", "10m")
     facts = json.loads(out)
@@ -150,14 +150,6 @@ def test_what_does_not_fit_what_needs_no_gpu_and_what_trains_nothing(capsys):
     assert facts["fits"] is None and facts["offers"] == [] and len(facts["expected"]) == 3
     facts = json.loads(run(capsys, "plan", "gpu-check", "--json")[1])
     assert set(facts["hourly"][0]) == names(hourly.HourlyPrice) and facts["hourly"][0]["most_usd"] > 1
-
-
-def test_the_facts_of_fleets(capsys):
-    code, out, _ = run(capsys, "plan", SEVEN, "--fleet", "--json")
-    facts = json.loads(out)
-    assert code == 0 and set(facts) == names(fleet_screen.FleetFacts)
-    assert set(facts["taken"]) == set(facts["alone"][0]) == names(fleet_screen.PlannedFleet)
-    assert facts["taken"]["usd"] <= min(row["usd"] for row in facts["alone"])
 
 
 def test_a_slow_network_between_nodes_costs_hours_and_dollars(capsys):

@@ -28,8 +28,6 @@ ANSWERS = {
     "card_check": ("gpu-check", "--target", "skypilot-runpod"),
     "server": ("serve", "--target", "skypilot"),
     "here": ("demo",),
-    "workers": (BIG, "--fleet", "--target", "dstack-runpod"),
-    "no_workers_in_time": (SEVEN, "--fleet", "--target", "skypilot-runpod", "--deadline", "1h"),
 }
 
 
