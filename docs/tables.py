@@ -22,7 +22,7 @@ from data_prep.command_options import DataArgument  # noqa: E402
 from data_prep.commands import data  # noqa: E402
 from recipes.commands.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
 from recipes.commands.main_commands import launch  # noqa: E402
-from recipes.plan import cheaper, hourly  # noqa: E402
+from recipes.plan import cheaper, cost  # noqa: E402
 from recipes.platforms.base import Platform  # noqa: E402
 from recipes.platforms.targets import TARGETS  # noqa: E402
 from recipes.recipe import spec  # noqa: E402
@@ -147,7 +147,7 @@ FACTS = {
     "an offer": plan_facts.PlannedOffer,
     "`limits`": plan_facts.PlanLimits,
     "an entry of `cheaper`": cheaper.CheaperChange,
-    "an entry of `hourly`": hourly.HourlyPrice,
+    "an entry of `hourly`": cost.HourlyPrice,
 }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes.plan import cost, hourly, memory, passes, step_seconds
+from recipes.plan import cost, memory, passes, step_seconds
 from recipes.plan.passes import Passes
 from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe import sample_group
@@ -202,7 +202,7 @@ def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | Non
             if engine is None:
                 continue
             places = [target for target in targets or targets_for(engine[0]) if target != "skypilot"]
-            rates = filter(None, (hourly.cheapest(engine[0], target, catalogs) for target in places))
+            rates = filter(None, (cost.cheapest_machines(engine[0], target, catalogs) for target in places))
             if rate := min(rates, key=lambda rate: rate.usd, default=None):
                 kinds.append(WorkerKind(gpu, gpus, rate.target, rate.spot, rate.usd, *engine))
             break

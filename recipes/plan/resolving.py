@@ -9,7 +9,7 @@ from pathlib import Path
 from recipes.plan import cost, memory, offer_choice
 from recipes.platforms.targets import check_target, target_named
 from recipes.recipe import sample_group
-from recipes.recipe.resolved import Expectation, Limits, MachineChoice, ResolvedRecipe
+from recipes.recipe.resolved import Expectation, MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe, validate
 from trainer.config import ConfigError
 
@@ -42,15 +42,11 @@ def resolve_groups(recipe: Recipe, target: str) -> ResolvedRecipe:
 
 def _resolved(recipe: Recipe, target: str) -> ResolvedRecipe:
     recipe = memory.with_resources(recipe)
-    need = memory.plan_memory(recipe)
-    budget = recipe.budget
     return ResolvedRecipe(
         recipe=recipe,
         target=target,
-        shape=need.shape if need else None,
-        memory=need,
+        memory=memory.plan_memory(recipe),
         machines=possible_machines(recipe, target),
-        limits=Limits(budget.max_hours, recipe.job_hours, budget.max_hourly_usd),
     )
 
 
@@ -88,10 +84,13 @@ def expect_run(run: ResolvedRecipe, catalogs: Path) -> Expectation:
     """What a launch is expected to take at the prices of this machine: the cheapest offer of those that are
     known."""
     recipe = run.recipe
-    offer = cost.expected_offer(recipe, run.target, catalogs)
-    usd_per_hour = cost.cheapest_nodes(recipe, run.target, catalogs)
-    if offer and offer.usd_per_hour:
-        usd_per_hour = offer.usd_per_hour
+    targets = cost.target_members(recipe, run.target)
+    offers = cost.offers(recipe, catalogs, targets, ranges=True)
+    offer = next((offer for offer in offers if offer.usd_per_hour), None)
+    usd_per_hour = offer.usd_per_hour if offer else None
+    if usd_per_hour is None:
+        prices = cost.node_prices(recipe, run.target, catalogs)
+        usd_per_hour = prices[0][0] * recipe.cluster.nodes * recipe.jobs if prices else 0.0
     if offer is None or recipe.config.fleet.gpus_per_node:  # half of the GPUs sample: no such time is planned
         return Expectation(usd_per_hour)
     judged = offer_choice.judge_offer(offer, math.inf, math.inf)

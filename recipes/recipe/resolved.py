@@ -83,18 +83,6 @@ class MachineChoice:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Where a run is ended, whatever is left of it."""
-
-    hours: float
-    """Over all attempts of a launch."""
-    job_hours: float
-    """The longest batch job."""
-    usd_per_hour: float
-    """The dearest node that may be rented; 0: no limit."""
-
-
-@dataclass(frozen=True)
 class Expectation:
     """What a run is expected to take and to cost, under the names that its record has; 0 where no price is
     known."""
@@ -115,13 +103,10 @@ class ResolvedRecipe:
     recipe: Recipe
     """With rows, RAM, disk and shared memory written out, whichever it left open."""
     target: str
-    shape: Shape | None
-    """The model's; None where none is known, or it runs none."""
     memory: MemoryPlan | None
     """On the recipe's own GPU; None without GPUs or without a model to speak of."""
     machines: tuple[MachineChoice, ...]
     """All that the target may be asked for, in the order in which they are tried."""
-    limits: Limits
     sampling: ResolvedRecipe | None = None
     """The second group, on its own target."""
 

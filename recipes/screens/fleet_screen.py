@@ -120,7 +120,8 @@ def show_fleets(
 ) -> None:
     """The whole screen. limits: hours and dollars, infinite where none were given. command: `RECIPE`, and the
     overrides that it was planned with. whole: with every row, and what speaks for and against each."""
-    gain, taken, best = is_gain(recipe, compared), compared.taken(*limits), compared.cheapest()
+    gain = is_gain(recipe, compared)
+    taken, best = compared.taken(*limits), compared.cheapest()
     console.print(Text(_verdict(compared, taken, gain), style="green" if gain else "red"))
     steps = (compared.colocated or compared.fleets)[0].offer.steps
     head = "cheapest step first; on demand where spot is not said"

@@ -10,7 +10,6 @@ from pathlib import Path
 from recipes.plan import (
     choice,
     cost,
-    hourly,
     memory,
     offer_choice,
     prices,
@@ -18,7 +17,6 @@ from recipes.plan import (
     spread,
 )
 from recipes.plan.cheaper import CheaperChange, cheaper_changes
-from recipes.plan.hourly import HourlyPrice
 from recipes.platforms.targets import targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import GIB, MemoryPlan
@@ -120,7 +118,7 @@ class PlanFacts:
     """Why that one."""
     cheaper: list[CheaperChange]
     """What would make it cheaper."""
-    hourly: list[HourlyPrice]
+    hourly: list[cost.HourlyPrice]
     """Prices of a recipe that trains nothing, cheapest first."""
     assumptions: list[str]
     """Sentences."""
@@ -162,7 +160,7 @@ def make_plan(
         better = cheaper_changes(recipe, taken, offers, targets, network_gbit_s, catalogs)
     per_hour = []
     if recipe.kind != "train":
-        per_hour = hourly.prices_of(recipe, named or targets_for(recipe), catalogs)
+        per_hour = cost.prices_of(recipe, named or targets_for(recipe), catalogs)
 
     problem = cure = ""
     if need and not need.fits:
@@ -237,7 +235,7 @@ def _remarks(
             "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
             " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
         )
-    return [*lines, *(f"left out: {line}" for line in hourly.short_of_ram(recipe, *where))]
+    return [*lines, *(f"left out: {line}" for line in cost.short_of_ram(recipe, *where))]
 
 
 def planned_offer(offer: cost.Offer) -> PlannedOffer:

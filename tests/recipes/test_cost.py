@@ -10,7 +10,7 @@ import pytest
 from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
 from benchmarks import spot_simulation
-from recipes.plan import cost, hourly, memory, passes, prices, resolving, step_seconds
+from recipes.plan import cost, memory, passes, prices, resolving, step_seconds
 from recipes.platforms import targets
 from recipes.presets import get
 from recipes.recipe.spec import override
@@ -238,11 +238,11 @@ def test_spot_needs_more_hours_than_on_demand():
 
 def test_machines_without_the_ram_are_left_out_and_named():
     recipe = get("grpo-qwen2.5-vl-3b-mathv60k")
-    assert hourly.short_of_ram(recipe) == []
+    assert cost.short_of_ram(recipe) == []
     more = override(recipe, ["cluster.memory_gib=120"])
     at_runpod = {(o.target, o.gpu) for o in cost.offers(more) if "runpod" in o.target}
     assert at_runpod == {("skypilot-runpod", "H100"), ("dstack-runpod", "H100")}
-    lines = hourly.short_of_ram(more)
+    lines = cost.short_of_ram(more)
     assert len(lines) == 2
     assert (
         "skypilot-runpod, A100-80GB: 117 GiB of RAM come with a GPU, 120 GiB are asked for per node" in lines

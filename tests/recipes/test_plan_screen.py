@@ -11,7 +11,7 @@ import pytest
 from desk import bare_desk, run
 from rich.console import Console
 
-from recipes.plan import cheaper, choice, cost, hourly, prices
+from recipes.plan import cheaper, choice, cost, prices
 from recipes.presets import get
 from recipes.screens import plan_facts, plan_screen
 
@@ -79,7 +79,7 @@ def test_what_would_be_cheaper_costs_what_it_says():
     taken = next(offer for offer in offers if offer.usd is not None and offer.target in targets)
     found = cheaper.cheaper_changes(recipe, taken, offers, targets, 100.0, catalogs)
     assert [one.what for one in found] == ["spot elsewhere"] and found[0].usd < taken.usd
-    elsewhere = cost.expected_offer(recipe, found[0].change.split()[-1], catalogs)
+    elsewhere = cost.offers(recipe, catalogs, [found[0].change.split()[-1]])[0]
     assert elsewhere.usd == found[0].usd and elsewhere.target not in targets
 
 
@@ -121,7 +121,7 @@ def test_the_facts_for_programs_have_the_documented_names(capsys):
     page = PAGE.read_text()
     documented = set(re.findall(r"^\| `(\w+)` \|", page[page.index("## For programs") :], re.M))
     kinds = (plan_facts.PlanFacts, plan_facts.PlannedOffer, plan_facts.PlanLimits, cheaper.CheaperChange)
-    kinds += (hourly.HourlyPrice,)
+    kinds += (cost.HourlyPrice,)
     assert documented == set.union(*map(names, kinds))
     code, out, err = run(capsys, "plan", SEVEN, "--json", "--deadline", "10m")
     facts = json.loads(out)
@@ -149,7 +149,7 @@ def test_what_does_not_fit_what_needs_no_gpu_and_what_trains_nothing(capsys):
     facts = json.loads(run(capsys, "plan", "demo", "--json")[1])
     assert facts["fits"] is None and facts["offers"] == [] and len(facts["expected"]) == 3
     facts = json.loads(run(capsys, "plan", "gpu-check", "--json")[1])
-    assert set(facts["hourly"][0]) == names(hourly.HourlyPrice) and facts["hourly"][0]["most_usd"] > 1
+    assert set(facts["hourly"][0]) == names(cost.HourlyPrice) and facts["hourly"][0]["most_usd"] > 1
 
 
 def test_a_slow_network_between_nodes_costs_hours_and_dollars(capsys):

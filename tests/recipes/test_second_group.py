@@ -6,7 +6,7 @@ import pytest
 
 from recipes.commands import cli
 from recipes.drivers import task_files
-from recipes.plan import cost, hourly, memory, prices
+from recipes.plan import cost, memory, prices
 from recipes.plan.resolving import resolve_groups
 from recipes.platforms import targets
 from recipes.presets import RECIPES, get, resolve
@@ -217,22 +217,22 @@ def test_the_snapshot_has_a_dated_row_of_an_l40s():
 def test_a_group_takes_its_cheapest_gpu_and_one_card_is_a_pcie_card():
     recipe = with_group(ONE, "sample.alternatives=[A100-80GB]", "sample.nodes=2")
     view = sample_group.sampling_machines(recipe)
-    rate = hourly.cheapest(view, "skypilot-runpod")
+    rate = cost.cheapest_machines(view, "skypilot-runpod")
     assert (rate.gpu, rate.usd) == ("L40S", pytest.approx(2 * prices.gpu_price("runpod", "L40S").spot))
-    assert hourly.cheapest(view, "dstack-runpod").spot is False, "dstack rents no spot pods there"
-    assert hourly.cheapest(view, "skypilot-gcp").gpu == "A100-80GB"
+    assert cost.cheapest_machines(view, "dstack-runpod").spot is False, "dstack rents no spot pods there"
+    assert cost.cheapest_machines(view, "skypilot-gcp").gpu == "A100-80GB"
     pcie = sample_group.sampling_machines(with_group(ONE, "sample.gpu=A100-80GB"))
-    usd = hourly.cheapest(pcie, "skypilot-runpod").usd
+    usd = cost.cheapest_machines(pcie, "skypilot-runpod").usd
     assert usd == pytest.approx(prices.gpu_price("runpod", "A100-80GB", variant="A100-80GB").spot)
 
 
 def test_a_group_without_memory_or_dollars_has_no_price():
     small = sample_group.sampling_machines(with_group(ONE, "sample.memory_gib=64"))
-    assert hourly.cheapest(small, "skypilot-runpod") is None, "62 GiB come with an L40S"
-    assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in hourly.short_of_ram(small)[0]
+    assert cost.cheapest_machines(small, "skypilot-runpod") is None, "62 GiB come with an L40S"
+    assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in cost.short_of_ram(small)[0]
     dear = sample_group.sampling_machines(with_group(ONE, "budget.max_hourly_usd=1"))
-    assert hourly.cheapest(dear, "skypilot-runpod") is None
-    assert hourly.cheapest(sample_group.sampling_machines(with_group(ONE)), "slurm") is None, (
+    assert cost.cheapest_machines(dear, "skypilot-runpod") is None
+    assert cost.cheapest_machines(sample_group.sampling_machines(with_group(ONE)), "slurm") is None, (
         "machines of your own"
     )
 
