@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from trainer.checkpoint.layout import (
-    CheckpointKey,
-    Counts,
-    attempts_url,
-    local_dir,
-    remote_url,
-)
+from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, local_dir, remote_url
 from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
 from trainer.config import ConfigError, RunConfig, difference, of_teacher
 from trainer.config.run_store import CHECKPOINTS
