@@ -148,8 +148,8 @@ def offers(
         if row and lacks_ram(recipe, row):
             continue
         network = network_gbit_s or network_of(target, gpu)
-        step = step_time(recipe, gpu, network, need, can.disk)
-        stretch = stretched_steps(recipe, gpu, network, need, can.disk, step) if ranges else ()
+        step = step_time(recipe, gpu, network, need)
+        stretch = stretched_steps(recipe, gpu, network, need, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
@@ -263,7 +263,7 @@ def _offer(
     steps = steps_of(recipe)
     work = steps * (step.total - step.checkpoint)
     disk = target_named(target).disk
-    stall = stall_seconds(recipe, need, gpu_named(gpu), disk)
+    stall = stall_seconds(recipe, need, gpu_named(gpu))
     between = config.checkpoint.mean_time_between_preemptions_s if spot else math.inf
     # a save is of use only once it is in the bucket
     upload = save_seconds(recipe, need, disk)

@@ -66,8 +66,7 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
         parts["ZeRO-3 states while the engine is awake"] = t * 12 / nodes
     if config.optimizer.zero_stage < 3 or config.lora.qlora:
         parts["weights that every rank loads"] = policy_bytes(config, shape) * ranks
-    staged = 12.0 * t / nodes
-    parts["checkpoint being written"] = staged if config.checkpoint.asynchronous else staged / ranks
+    parts["checkpoint being written"] = 12.0 * t / nodes
     if config.optimizer.offload_reference:
         frozen = hub_config.teacher_shape(config) or shape
         parts["reference shards"] = frozen.parameters * width / nodes

@@ -71,10 +71,8 @@ class StepTime:
         return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
 
 
-def step_time(
-    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, disk: CloudDisk | None = None
-) -> StepTime:
-    """Seconds of one step on a GPU with so much network per node, and with that disk (None: NVMe)."""
+def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
+    """Seconds of one step on a GPU with so much network per node."""
     recipe = with_rows(recipe)
     config = recipe.config
     shape = need.shape
@@ -87,7 +85,7 @@ def step_time(
     unpack = unpack_seconds(config, shape, card)
     update = update_seconds(config, shape, step.updates, token, gather, within, host, unpack)
     every = config.checkpoint.every_steps or 1e9
-    stall = stall_seconds(recipe, need, card, disk) / every
+    stall = stall_seconds(recipe, need, card) / every
     if config.method == "sft":
         lost = spread.SEVERAL_NODES if recipe.cluster.nodes > 1 else 1.0
         return StepTime(0.0, 0.0, update * lost, 0.0, stall)
@@ -136,7 +134,7 @@ def update_seconds(
 
 
 def stretched_steps(
-    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, disk: CloudDisk | None, step: StepTime
+    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, step: StepTime
 ) -> tuple[float, ...]:
     """A step's time at each of `spread.LENGTHS` as a multiple of `step`; () in supervised training, whose
     data has the lengths."""
@@ -146,7 +144,7 @@ def stretched_steps(
     for factor in spread.LENGTHS:
         tokens = round(recipe.dataset.answer_tokens * factor)
         longer = replace(recipe, dataset=replace(recipe.dataset, answer_tokens=max(1, tokens)))
-        times.append(step_time(longer, gpu, network_gbit_s, need, disk).total / step.total)
+        times.append(step_time(longer, gpu, network_gbit_s, need).total / step.total)
     return tuple(times)
 
 
@@ -211,11 +209,9 @@ def save_seconds(recipe: Recipe, need: MemoryPlan, disk: CloudDisk | None) -> fl
     return part / UPLOAD_BYTES_S + (part / disk.write_bytes_per_s(recipe.cluster.disk_gib) if disk else 0.0)
 
 
-def stall_seconds(recipe: Recipe, need: MemoryPlan, card: Gpu, disk: CloudDisk | None = None) -> float:
-    """Seconds that training stands still for one checkpoint: the copy to the host and, unless it is saved
-    while training goes on, all that follows."""
-    copy = need.checkpoint_bytes / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
-    return copy if recipe.config.checkpoint.asynchronous else copy + save_seconds(recipe, need, disk)
+def stall_seconds(recipe: Recipe, need: MemoryPlan, card: Gpu) -> float:
+    """Seconds that training stands still for one checkpoint: the copy to the host."""
+    return need.checkpoint_bytes / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
 
 
 def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:

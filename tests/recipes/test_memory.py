@@ -371,7 +371,7 @@ def test_checkpoint_staging_takes_what_is_planned():
     for name in RECIPES:
         recipe = get(name)
         need = memory.plan_memory(recipe) if recipe.cluster.gpus_per_node and recipe.kind == "train" else None
-        if not need or recipe.config.lora.rank or not recipe.config.checkpoint.asynchronous:
+        if not need or recipe.config.lora.rank:
             continue
         world, gpus = recipe.config.placement.world_size, recipe.cluster.gpus_per_node
         trained = need.shape.sizes()

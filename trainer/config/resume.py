@@ -59,6 +59,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "rewards.length_weight": (0.0,),
     "rewards.repetition_weight": (0.0,),
     "rewards.repetition_ngram": (40,),
+    "checkpoint.asynchronous": (True, False),
 }
 """Options that are gone: {name: values of which today's code does the same}."""
 

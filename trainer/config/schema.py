@@ -279,8 +279,6 @@ class Checkpoint:
     0: the newest of all. `launch.py resume RUN --before STEP` sets it."""
     keep_last_remote: int = ranged_field(2, least=1)
     """Newest checkpoints kept in the object store."""
-    asynchronous: bool = True
-    """Write and upload while training continues."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: resume from the newest committed checkpoint if there is one. must: refuse to start without
     one."""

@@ -228,8 +228,6 @@ class LearnerPart:
         """`DistributedLearner.save` of this rank's shard."""
         started = time.monotonic()
         self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send, attempt)
-        if not self.config.checkpoint.asynchronous:
-            self.writer.wait()
         return time.monotonic() - started
 
     def send(self, step: int) -> None:
