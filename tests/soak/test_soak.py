@@ -62,7 +62,7 @@ def build(out: Path, layers: int, vocabulary: int, family: str) -> Path:
     model.resize_token_embeddings(vocabulary, mean_resizing=False)
     model.config.text_config.max_position_embeddings = POSITIONS
     model.save_pretrained(out)
-    tiny_model.publish(out / "model.safetensors", family)
+    tiny_model.publish(model, out / "model.safetensors", family)
     return out
 
 

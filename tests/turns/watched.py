@@ -35,7 +35,7 @@ class Watched:
         """Four episodes of each prompt, or those that go on."""
         self.worker.engine.reset_caches()
         traces = []
-        how = 4, temperature, 1.0, max_tokens or self.config.rollout.max_tokens, False, [], begun
+        how = 4, temperature, 1.0, max_tokens or self.config.rollout.max_tokens, [], begun
         for group in self.worker.sampler.sample(asked, self.config.train_split, *how):
             traces += group
         if self.config.rollout.tensor_parallel > 1:  # the engine's first rank alone has them
