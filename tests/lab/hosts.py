@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -56,6 +56,27 @@ def missing() -> str:
 def marks(lacking: str) -> list[pytest.MarkDecorator]:
     """Marks of a lab's tests. lacking: why there can be no such lab here; empty if there can."""
     return [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(lacking), reason=lacking)]
+
+
+def until(
+    condition: Callable[[], object],
+    timeout_s: float,
+    what: str,
+    shown: Callable[[], str] = str,
+    every_s: float = 0.2,
+) -> None:
+    """Waits until something is so. Raises TimeoutError with what is `shown`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {timeout_s:.0f} s\n{shown()}")
+        time.sleep(every_s)
+
+
+def copy_repository(folder: Path) -> None:
+    """The working copy as a person has it, without what it has made."""
+    left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
+    run("rsync", "-a", *left_out, f"{ROOT}/", f"{folder}/")
 
 
 def run(*command: str) -> str:
@@ -270,11 +291,7 @@ def _namespaces(*kinds: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _child_of(pid: int, deadline_s: float = 10.0) -> int:
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if children:
-            return int(children[0])
-        time.sleep(0.01)
-    raise RuntimeError("unshare started nothing")
+def _child_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    until(children.read_text, 10.0, "process of unshare", every_s=0.01)
+    return int(children.read_text().split()[0])

@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,17 +82,10 @@ def image() -> Path:
         )
         (wheel,) = Path(said.stdout.split()[-2]).glob("*.whl")
         python = home / "skypilot-runtime/bin/python"
-        venv = [
-            "uv",
-            "--quiet",
-            "venv",
-            "--relocatable",
-            "--seed",
-            "--python",
-            os.path.realpath(sys.executable),
-        ]
+        uv = ["uv", "--quiet"]
+        venv = [*uv, "venv", "--relocatable", "--seed", "--python", os.path.realpath(sys.executable)]
         subprocess.run([*venv, python.parent.parent], check=True)
-        install = ["uv", "--quiet", "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME]
+        install = [*uv, "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME]
         subprocess.run(install, check=True)
         (part / "workspace").mkdir()
         (home / ".local/bin").mkdir(parents=True)
@@ -120,8 +112,7 @@ class Desk:
         self._network()
         self._certificate()
         self._image()
-        left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
-        hosts.run("rsync", "-a", *left_out, f"{hosts.ROOT}/", f"{self.repository}/")
+        hosts.copy_repository(self.repository)
         checkout.environment(self.repository, "desk")
         (self.home / ".runpod/config.toml").write_text('[default]\napi_key = "stand-in"\n')
         (self.home / ".sky/config.yaml").write_text(CONFIG)
@@ -181,26 +172,15 @@ class Desk:
         (folder / "common/accelerators.csv").write_text("AcceleratorName,Clouds\nA100-80GB,\"['RunPod']\"\n")
 
     def __enter__(self) -> Desk:
-        standin = [
-            sys.executable,
-            str(Path(__file__).with_name("runpod_standin.py")),
-            str(self.pods),
-            f"{self.image}:{image()}",
-            API,
-            str(self.scratch / "both"),
-            sys.prefix,
-            sys.base_prefix,
-        ]
+        standin = [sys.executable, str(Path(__file__).with_name("runpod_standin.py")), str(self.pods)]
+        standin += [f"{self.image}:{image()}", API, str(self.scratch / "both"), sys.prefix, sys.base_prefix]
         rclone = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
         serve = [rclone, "serve", "s3", str(self.buckets), "--addr", STORE, "--auth-key", f"{KEY},{SECRET}"]
         try:
             self.host.start(standin, self.scratch / "standin.log")
             self.host.start([*serve, "--config", os.devnull], self.scratch / "store.log")
-            self.until(
-                lambda: self._answers(f"http://{API}/lab") and self._answers(f"http://{STORE}/"),
-                60,
-                "servers",
-            )
+            urls = f"http://{API}/lab", f"http://{STORE}/"
+            self.until(lambda: all(map(self._answers, urls)), 60, "servers")
             for last in (False, True):  # on a busy machine it gives up before its server is ready
                 if self.call("sky", "api", "start", check=last).returncode == 0:
                     break
@@ -260,12 +240,9 @@ class Desk:
 
     def until(self, true: Callable[[], object], timeout_s: float, what: str, every_s: float = 0.5) -> None:
         """Waits until something is so. Raises TimeoutError with the end of the logs."""
-        deadline = time.monotonic() + timeout_s
-        while not true():
-            if time.monotonic() > deadline:
-                tails = [
-                    f"== {path}\n{path.read_text(errors='replace')[-2000:]}"
-                    for path in self.scratch.glob("*.log")
-                ]
-                raise TimeoutError(f"waited {timeout_s:.0f} s for {what}\n" + "\n".join(tails))
-            time.sleep(every_s)
+
+        def tails() -> str:
+            logs = self.scratch.glob("*.log")
+            return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-2000:]}" for path in logs)
+
+        hosts.until(true, timeout_s, what, tails, every_s)

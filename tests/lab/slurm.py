@@ -3,9 +3,9 @@ lab."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import time
 from pathlib import Path
 
 import hosts
@@ -83,11 +83,8 @@ class Slurm:
                 scratch / f"slurmd.{host.name}.out",
                 env,
             )
-        self.until(
-            lambda: self.command("sinfo", "-h", "-p", "normal", "-o", "%T %D").strip() == "idle 2",
-            60,
-            "both nodes idle",
-        )
+        idle = ("sinfo", "-h", "-p", "normal", "-o", "%T %D")
+        self.until(lambda: self.command(*idle).strip() == "idle 2", 60, "both nodes idle")
 
     def __enter__(self) -> Slurm:
         return self
@@ -110,13 +107,10 @@ class Slurm:
 
     def until(self, condition, timeout_s: float, what: str, log: Path | None = None) -> None:
         """Waits for something; shows `log` if it does not come."""
-        end = time.monotonic() + timeout_s
-        while True:
-            try:
-                if condition():
-                    return
-            except RuntimeError:
-                pass  # the controller is not up yet
-            told = log.read_text() if log and log.exists() else ""
-            assert time.monotonic() < end, f"no {what} within {timeout_s:.0f} s\n{told}"
-            time.sleep(0.3)
+
+        def so() -> bool:
+            with contextlib.suppress(RuntimeError):  # the controller is not up yet
+                return bool(condition())
+            return False
+
+        hosts.until(so, timeout_s, what, lambda: log.read_text() if log and log.exists() else "")

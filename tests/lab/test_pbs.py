@@ -49,17 +49,15 @@ def test_the_generated_script_runs_to_the_end(lab, tmp_path, tiny_model, mixed_d
 
 def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, figure, tiny_model, mixed_dataset):
     job, log, run = submit(lab, tmp_path, 40, mixed_dataset, tiny_model)
-    end = time.monotonic() + 400
-    while len(checkout.steps_of(run)) < 2:
-        assert time.monotonic() < end and job.poll() is None, log.read_text()
-        time.sleep(0.2)
+    hosts.until(
+        lambda: len(checkout.steps_of(run)) >= 2 or job.poll() is not None, 400, "two steps", log.read_text
+    )
+    assert job.poll() is None, log.read_text()
     began = time.monotonic()
     # as PBS: to the job's session
     lab.hosts["h1"].run("sh", "-c", "kill -s TERM -- -$(pgrep -of '^bash .*demo.pbs')")
     assert job.wait(60) == 33, log.read_text()
-    while left := sshd.left(lab, "h1", "h2"):
-        assert time.monotonic() < began + 60, left
-        time.sleep(0.2)
+    hosts.until(lambda: not sshd.left(lab, "h1", "h2"), 60, "end on both hosts")
     figure("until the run was saved and both hosts ended, after qdel", time.monotonic() - began)
     saved = checkout.committed(run)
     assert saved and saved[-1] == checkout.steps_of(run)[-1], (saved, log.read_text())

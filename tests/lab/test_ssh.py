@@ -22,8 +22,7 @@ class Desk:
         self.key = sshd.serve(lab, [lab.hosts["h1"], lab.hosts["h2"]])
         self.repository = sshd.home(self.host) / "repository"
         self.log = lab.scratch / "launch.log"
-        left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
-        hosts.run("rsync", "-a", *left_out, f"{hosts.ROOT}/", f"{self.repository}/")
+        hosts.copy_repository(self.repository)
         for name in ("h1", "h2"):
             checkout.make(sshd.home(lab.hosts[name]) / "spotrl", copy=True)
 
@@ -52,9 +51,7 @@ class Desk:
     def ended_within(self, seconds: float) -> float:
         """Seconds until neither machine ran anything of ours."""
         began = time.monotonic()
-        while left := sshd.left(self.lab, "h1", "h2"):
-            assert time.monotonic() < began + seconds, left
-            time.sleep(0.2)
+        hosts.until(lambda: not sshd.left(self.lab, "h1", "h2"), seconds, "end on both machines")
         return time.monotonic() - began
 
 
