@@ -162,7 +162,11 @@ def prepare(
     samples = Samples(rows)
     manifest = _write(opened, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, images.facts, groups)
-    stats["images"] |= _of_unpacking(opened)
+    refused = chain.from_iterable(one.refused.members for one in opened)
+    images_known = stats["images"]
+    images_known["unused"] = sum(one.unused for one in opened)
+    images_known["refused"] = list(map(list, islice(refused, 1000)))
+    images_known["resumed"] = sum(one.images.resumed for one in opened)
     stats["overlaps"] = overlaps
     stats["notes"] = dict(sum((one.source.notes for one in opened), Counter()))
     manifest = dataclasses.replace(manifest, statistics=stats)
@@ -188,17 +192,6 @@ class _UnpackedImages:
     def read(self, sha256: str) -> bytes:
         store, member = self._places[sha256]
         return store.read(member)
-
-
-def _of_unpacking(opened: Sequence[_OpenSource]) -> dict[str, Any]:
-    """How many images no row names, the first members that were refused, and how many images an earlier
-    preparation had unpacked."""
-    refused = chain.from_iterable(one.refused.members for one in opened)
-    return {
-        "unused": sum(one.unused for one in opened),
-        "refused": list(map(list, islice(refused, 1000))),
-        "resumed": sum(one.images.resumed for one in opened),
-    }
 
 
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,8 +18,6 @@ from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import question_text
 from trainer.images.decoding import ImageLimits, decode_image
 
-BATCH_IMAGES = 4096
-"""Images that two datasets are compared by at a time."""
 DETAIL = ((160, 64, 42), (0, 24, 22))
 """(shortest side in pixels, cells a side, levels): how a near pair is compared again.
 
@@ -158,21 +157,18 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     touched: list[int] = []  # images of the evaluation set
     for split in read_manifest(path).rows:
         dataset = Dataset(path, split)
-        batch: list[tuple[int, int, str]] = []  # (row, image, thumbnail)
+        places: list[tuple[int, int]] = []  # (row, image) of each thumbnail
+        looks: list[str] = []
         for number, row in enumerate(dataset):
             sources[row.source] += 1
             for k, image in enumerate(row.images):
-                look = inspect(image, ImageLimits()).look
-                if look:
-                    batch.append((number, k, look))
-            last = number == len(dataset) - 1
-            if last or len(batch) >= BATCH_IMAGES:
-                found = _near(theirs, dataset, batch)
-                rows_near = {batch[i][0] for i in found}
-                for row_number in sorted(rows_near):
-                    near[dataset[row_number].source] += 1
-                touched += chain.from_iterable(found.values())
-                batch = []
+                if look := inspect(image, ImageLimits()).look:
+                    places.append((number, k))
+                    looks.append(look)
+        found = theirs.near(looks, partial(_image_at, dataset, places))
+        for number in sorted({places[i][0] for i in found}):
+            near[dataset[number].source] += 1
+        touched += chain.from_iterable(found.values())
     return {
         "rows": sum(sources.values()),
         "rows_near": sum(near.values()),
@@ -183,15 +179,9 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     }
 
 
-def _near(theirs: EvaluationSet, dataset: Dataset, batch: list[tuple[int, int, str]]) -> dict[int, list[int]]:
-    """Number in `batch` -> the images of `theirs` that are the same. batch: (row, image, thumbnail) of images
-    of `dataset`."""
-
-    def read(i: int) -> bytes:
-        row, image, _ = batch[i]
-        return dataset[row].images[image]
-
-    return theirs.near([look for _, _, look in batch], read)
+def _image_at(dataset: Dataset, places: Sequence[tuple[int, int]], number: int) -> bytes:
+    row, image = places[number]
+    return dataset[row].images[image]
 
 
 def _same_sources(ours: Counter[str], theirs: Counter[str]) -> dict[str, dict[str, int]]:

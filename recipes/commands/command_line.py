@@ -294,20 +294,9 @@ REMOTE = options(
     ),
     click.option("--detach", is_flag=True, help="do not follow the logs"),
 )
-LAUNCH_NAMES = (
-    "target",
-    "overrides",
-    "run_id",
-    "bucket",
-    "reproducible",
-    "takeover",
-    "hosts",
-    "detach",
-    "trust",
-    "dry_run",
-)
 LAUNCH = options(TARGET, SET, RECORDED, TAKEOVER, REMOTE, TRUST, DRY_RUN)
-"""What every command that starts a recipe takes, and the names that its function gets it by."""
+"""What every command that starts a recipe takes."""
+LAUNCH_NAMES = {parameter.name for parameter in click.command(LAUNCH(lambda: 0)).params}
 FLEET = options(
     click.option(
         "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"

@@ -60,11 +60,6 @@ def untracked_files() -> list[str]:
     return _listed("ls-files", "--others", "--exclude-standard")
 
 
-def kept_files() -> list[str]:
-    """All files that git does not ignore."""
-    return _listed("ls-files", "--cached", "--others", "--exclude-standard")
-
-
 def untracked_hashes() -> dict[str, str]:
     """sha256 of every file that git neither knows nor ignores, without those that may hold a secret; "" for
     what is no file."""

@@ -36,37 +36,27 @@ def test_every_way_to_write_a_path_finds_its_member(path):
     assert found([path], ["mathv60k_img/a/0.png", "mathv60k_img/a/1.png"]) == ["mathv60k_img/a/1.png"]
 
 
-def test_a_folder_without_the_archives_top_is_matched_too():
-    assert found(["/foreign/mathv60k_img/a/1.png"], ["a/1.png"]) == ["a/1.png"]
+AB = ["img/a/1.png", "img/b/1.png"]
+NAMED = ["/x/img/b/1.png", "/x/img/a/1.png", "/x/img/c/1.png"]
 
 
-def test_equal_file_names_in_other_folders_are_not_confused():
-    members = ["img/a/1.png", "img/b/1.png"]
-    assert found(["/x/img/b/1.png", "/x/img/a/1.png", "/x/img/c/1.png"], members) == [
-        "img/b/1.png",
-        "img/a/1.png",
-        None,
-    ]
-
-
-def test_a_bare_name_that_two_members_have_is_ambiguous():
-    assert found(["1.png", "2.png"], ["a/1.png", "b/1.png", "b/2.png"]) == ["", "b/2.png"]
-
-
-def test_the_exact_name_wins():
-    assert found(["a/1.png"], ["backup/a/1.png", "a/1.png"]) == ["a/1.png"]
-    assert found(["a/1.png"], ["a/1.png", "backup/a/1.png"]) == ["a/1.png"]
-
-
-def test_a_path_that_climbs_is_no_way_around_the_names():
-    assert found(["other/../1.png"], ["img/a/2.png", "other/1.png"]) == [None]
+@pytest.mark.parametrize(
+    ("paths", "members", "expected"),
+    [
+        (["/foreign/mathv60k_img/a/1.png"], ["a/1.png"], ["a/1.png"]),
+        (NAMED, AB, ["img/b/1.png", "img/a/1.png", None]),
+        (["1.png", "2.png"], ["a/1.png", "b/1.png", "b/2.png"], ["", "b/2.png"]),
+        (["a/1.png"], ["backup/a/1.png", "a/1.png"], ["a/1.png"]),
+        (["a/1.png"], ["a/1.png", "backup/a/1.png"], ["a/1.png"]),
+        (["other/../1.png"], ["img/a/2.png", "other/1.png"], [None]),
+    ],
+    ids=["without the top", "equal names", "ambiguous", "exact name last", "exact name first", "climbs"],
+)
+def test_a_path_means_one_member_or_none(paths, members, expected):
+    assert found(paths, members) == expected
 
 
 def test_sources_are_named_by_the_folder_below_the_archives_top():
     assert subsource(["x/mathv60k_img/IconQA/images/3.png"]) == "IconQA"
-    assert (
-        subsource(["x/mathv60k_img/3.png"])
-        == ""
-        == subsource(["3.png"])
-        == subsource(["mathv60k_img/images/3.png"])
-    )
+    for path in ("x/mathv60k_img/3.png", "3.png", "mathv60k_img/images/3.png"):
+        assert subsource([path]) == ""
