@@ -143,7 +143,7 @@ def _whole_step(
     config, facts = recipe.config, recipe.dataset
     engine_config, prompter = of_engine(config, shape)
     rollout = replace(engine_config.rollout, eager=False, gpu_memory_utilization=0.05)
-    policy.offload()
+    policy.states.offload()
     gc.collect()
     gc.freeze()
     engine = Engine(replace(engine_config, rollout=rollout), prompter, 1)
@@ -161,7 +161,7 @@ def _whole_step(
     ids = [1 + number % 100 for number in range(facts.prompt_tokens)]
 
     def sync() -> None:
-        policy.offload()
+        policy.states.offload()
         engine.wake_weights()
         in_process.push_weights(ShardedWeights(0, policy, config.rollout.sync_bucket_bytes), engine)
         engine.wake_cache()
@@ -177,7 +177,7 @@ def _whole_step(
 
     def rest() -> None:
         engine.sleep()
-        policy.reload()
+        policy.states.reload()
 
     passes = {kind: math.ceil(completions / count) for kind, count in counts.items()}
     work = {

@@ -65,8 +65,8 @@ def alone(config, rank, port):
     out: dict = {"updates": updates, "model_flops": work.model, "hardware_flops": work.hardware}
     if torch.cuda.is_available():
         out["gib"] = torch.cuda.max_memory_allocated() / 2**30
-    out["away"] = seconds(worker.policy.offload)
-    out["back"] = seconds(worker.policy.reload)
+    out["away"] = seconds(worker.policy.states.offload)
+    out["back"] = seconds(worker.policy.states.reload)
     if config.checkpoint.every_steps <= UPDATES:
         out["save"] = seconds(lambda: worker.learner.save(1, [], False, "first"))
         out["written"] = out["save"] + seconds(worker.learner.writer.wait)
