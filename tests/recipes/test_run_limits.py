@@ -40,9 +40,9 @@ def test_the_first_line_says_that_a_run_is_likely_to_be_ended(capsys):
     _, out, _ = run(capsys, "plan", THREE, "--set", "budget.max_hours=24")
     first = out.splitlines()[0]
     assert (
-        first == "fits, but skypilot-runpod likely takes 63 h, and budget.max_hours ends it for good at 24 h"
+        first == "fits, but skypilot-runpod likely takes 62 h, and budget.max_hours ends it for good at 24 h"
     )
-    assert "--set budget.max_hours=106" in out, "which nine in ten runs keep"
+    assert "--set budget.max_hours=107" in out, "which nine in ten runs keep"
     _, out, _ = run(capsys, "plan", THREE)
     assert "ends it" not in out
 
@@ -50,9 +50,9 @@ def test_the_first_line_says_that_a_run_is_likely_to_be_ended(capsys):
 def test_a_limit_that_one_run_in_ten_would_meet_is_a_remark(capsys):
     _, out, _ = run(capsys, "plan", THREE, "--set", "budget.max_hours=80")
     assert out.startswith(
-        "fits with 7.9 GiB to spare; skypilot-runpod, A100-80GB on demand: 63 h (32-106), $87 (44-147)"
+        "fits with 7.9 GiB to spare; skypilot-runpod, A100-80GB on demand: 62 h (30-107), $86 (42-148)"
     )
-    assert "budget.max_hours ends it at 80 h; nine in ten such runs end within 106" in out
+    assert "budget.max_hours ends it at 80 h; nine in ten such runs end within 107" in out
 
 
 # --- One choice at one price ----------------------------------------------------------------------
