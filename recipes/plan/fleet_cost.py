@@ -86,7 +86,6 @@ class FleetRow:
     enough: int = 0
     """The fewest steps ahead at which the trainer need not wait for the longest completion."""
     unit_prompts: int = 0
-    patch_bytes: float = 0.0
     egress_usd: float = 0.0
     """Dollars of a step for what workers read of the bucket."""
 
@@ -300,24 +299,20 @@ def compare_fleets(recipe: Recipe, catalogs: Path | None, targets: list[str] | N
     gpus, ahead = trainer.config.placement.world_size, recipe.config.rollout.staleness
     colocated = [FleetRow(offer, gpus, offer.step.total, ahead=ahead) for offer in alone]
     workers = worker_kinds(recipe, catalogs, targets)
+    group = recipe.sample
     # GPUs that hold no engine beside the learner may still learn from what workers sample.
     for offer in alone or _offers(override(trainer, ["fleet.workers=only"]), catalogs, targets):
         for worker in workers:
-            fleets += fleets_of(trainer, offer, worker, _counts(recipe, worker))
+            counts = (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
+            fleets += fleets_of(trainer, offer, worker, counts)
     size = _unit(recipe.config)
-    shown = [row for row in fleets if row.unit_prompts == size] if recipe.sample else fleets
+    shown = [row for row in fleets if row.unit_prompts == size] if group else fleets
     return Fleets(sorted(colocated, key=lambda row: row.usd), shown, fleets)
 
 
 def _unit(config: RunConfig) -> int:
     """Prompts of a unit as the recipe says: a whole step where it says nothing."""
     return config.fleet.unit_prompts or config.rollout.prompts_per_step
-
-
-def _counts(recipe: Recipe, worker: WorkerKind) -> tuple[int, ...]:
-    """How many workers of a kind are tried: as many as the recipe names, where it does."""
-    group = recipe.sample
-    return (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
 
 
 def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[cost.Offer]:
@@ -349,8 +344,8 @@ def fleets_of(
     shape, config = worker.need.shape, trainer.config
     step = passes.of_step(trainer, shape)
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(trainer, shape, worker)
-    patch = patch_rate(config) * trained(config, shape)
-    patch_usd = patch / 1e9 * egress_per_gb(trainer, worker.target)
+    patch_gb = patch_rate(config) * trained(config, shape) / 1e9
+    patch_usd = patch_gb * egress_per_gb(trainer, worker.target)
     prompts = config.rollout.prompts_per_step
     steps_ahead = [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1)
     rows = []
@@ -368,7 +363,6 @@ def fleets_of(
                     ahead,
                     enough=enough,
                     unit_prompts=size,
-                    patch_bytes=patch,
                     egress_usd=count * patch_usd,
                 )
                 rows.append(row)
