@@ -231,12 +231,6 @@ def test_pages_that_children_share_count_once(tmp_path, monkeypatch):
         assert call("a") == "1.0"
 
 
-@both
-def test_an_exit_is_a_fault(tmp_path, opened):
-    with opened(written(tmp_path, "import sys\n", "sys.exit('over') if text == 'x' else 1")) as call:
-        assert "SystemExit: over" in call("x") and call("y") == "1.0"
-
-
 BREAKS = """
 import os, sys
 def breaks(text):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from trainer import config
+from trainer.rewards.completion_facts import sample_completion as wrap
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.scorer import Scorer
@@ -62,10 +63,6 @@ PLAIN = [
     ("\\sin x - 1", "-1 + \\sin x", "math"),
     ("Yes", "yes", "text"),
 ]
-
-
-def wrap(content: str) -> str:
-    return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 from tests.servers import Reply, Request, answering
 from trainer.config import ConfigError, Rewards
 from trainer.rewards import judge
+from trainer.rewards.completion_facts import sample_completion as completion
 from trainer.rewards.grade import ErrorRateError, ServerAway, TimeoutRateError
 from trainer.rewards.judge import STRUCTURED, read_verdict
 from trainer.rewards.scorer import Scorer
@@ -72,10 +73,6 @@ def settings(endpoint, monkeypatch):
     monkeypatch.setattr(judge, "TRIES", replace(judge.TRIES, first_wait_s=0.01, patience_s=1.5))
     monkeypatch.setenv(judge.KEY_VARIABLE, "secret")
     return Rewards(judge_url=endpoint.url, judge_model="m", judge_timeout_s=0.3)
-
-
-def completion(answer):
-    return f"<think>x</think><answer>$\\boxed{{{answer}}}$</answer>"
 
 
 def score(settings, answers, references, kinds):

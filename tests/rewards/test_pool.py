@@ -2,7 +2,6 @@ import math
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from tests.waiting import until
 from trainer import config
 from trainer.rewards import process_pool
+from trainer.rewards.completion_facts import sample_completion as wrap
 from trainer.rewards.grading import grader
 from trainer.rewards.scorer import Scorer, TimeoutRateError
 from trainer.system.processes import has_ended
@@ -26,10 +26,6 @@ HANG = "\\sum_{a=1}^{4999} " + "(x+\\frac{1}{a})!" * 20 + "x"
 ALGEBRA = [f"\\sin x + {i}" for i in range(30)]
 REFERENCES = [f"{i} + \\sin x" for i in range(30)]
 """The same value."""
-
-
-def wrap(content: str) -> str:
-    return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
 
 
 def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> config.Rewards:
@@ -107,6 +103,7 @@ def test_a_function_that_hangs_ends_the_batch_as_soon_as_its_limit_cannot_be_met
         "9 of 40 completions timed out in grading (31 are not graded), more than rewards.max_timeout_rate 0.2"
     )
     assert "raise rewards.deadline_s" in str(ended.value) and "own.py" in str(ended.value)
+    assert "no result within rewards.deadline_s 0.4 s" in str(ended.value)
     warned = capsys.readouterr().out
     assert warned.count("warning: a completion was not graded, and earns nothing: rewards.function") == 1
 
@@ -195,19 +192,6 @@ def test_memory_of_all_workers_together_is_capped(monkeypatch):
         limits = [psutil.Process(p.pid).rlimit(psutil.RLIMIT_AS)[0] for p in workers_of(scorer)]
         assert len(limits) == 4 and sum(limits) <= 1 << 30
         assert sum(p.memory_info().rss for p in workers_of(scorer)) < 400 << 20
-
-
-def test_a_worker_that_runs_out_of_memory_costs_its_completion_alone(monkeypatch):
-    program = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28,) * 2)\n"
-    program += (
-        "def reward(text, reference, kind):\n    return len(bytes(1 << 30)) if 'much' in text else 1.0\n"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "greedy.py"
-        path.write_text(program)
-        with Scorer(settings(function=f"{path}:reward")) as scorer:
-            outcomes = scorer.score(["a", "much", "b"], [""] * 3, ["text"] * 3)
-    assert [o.verdict for o in outcomes] == ["correct", "error", "correct"]
 
 
 @pytest.fixture

@@ -192,12 +192,7 @@ def spellings(value: str) -> list[str]:
     if "," not in value:  # (12,500) is a point
         ways += [f"{{{value}}}", f"\\left({value}\\right)", f"\\({value}\\)"]
     if not is_number(value):
-        ways += [
-            f"1 \\cdot ({value})",
-            f"({value}) + 0",
-            f"-(-({value}))",
-            f"({value})^1",
-        ]
+        ways += [f"1 \\cdot ({value})", f"({value}) + 0", f"-(-({value}))", f"({value})^1"]
     return ways
 
 

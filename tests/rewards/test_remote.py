@@ -14,15 +14,12 @@ from tests.servers import Reply, Request, answering, free_port
 from trainer import config
 from trainer.config import ConfigError
 from trainer.rewards import remote
+from trainer.rewards.completion_facts import sample_completion as wrap
 from trainer.rewards.grade import ServerAway
 from trainer.rewards.judge import Judge
 from trainer.rewards.remote import BadReplyError
 from trainer.rewards.scorer import Scorer
 from trainer.system.backoff import Backoff, retry_after_s
-
-
-def wrap(content: str) -> str:
-    return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
 
 
 def graded_by_label(request: Request) -> Reply:

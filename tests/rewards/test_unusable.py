@@ -40,10 +40,7 @@ def test_a_functions_value_is_named_with_function_row_and_completion(tmp_path, r
     assert "learning rate" not in said and "\n" not in said
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [b'{"rewards": [NaN]}', b'{"scores": [-Infinity]}'],
-)
+@pytest.mark.parametrize("reply", [b'{"rewards": [NaN]}', b'{"scores": [-Infinity]}'])
 def test_a_servers_value_is_named_too_without_its_token(reply):
     asked = traces("what")
     with answering(lambda _: (200, reply, {})) as url:

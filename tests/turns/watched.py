@@ -26,11 +26,7 @@ class Watched:
         self.prompts = [Prompt(group=row, row=row, seed=1000 + row) for row in range(GROUPS)]
 
     def sampled(
-        self,
-        asked: list[Prompt],
-        max_tokens: int = 0,
-        temperature: float = 1.0,
-        begun: Sequence[Trace] = (),
+        self, asked: list[Prompt], max_tokens: int = 0, temperature: float = 1.0, begun: Sequence[Trace] = ()
     ) -> list[Trace]:
         """Four episodes of each prompt, or those that go on."""
         self.worker.engine.reset_caches()

@@ -29,10 +29,7 @@ OURS = {
     "id": ("id",),
 }
 """Fact of a completion -> the parameters that get it, whatever the row's columns are called."""
-UNLESS_A_COLUMN = {
-    "reference": ("reference", "ground_truth", "answer", "label"),
-    "solution": ("solution",),
-}
+UNLESS_A_COLUMN = {"reference": ("reference", "ground_truth", "answer", "label"), "solution": ("solution",)}
 """The same, where the row has no column of the name."""
 OF_LISTS = {
     "completions": "text",

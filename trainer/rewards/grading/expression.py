@@ -88,8 +88,7 @@ def rule(*expressions: Expression) -> Rule:
 def _agree_exactly(f: Node, g: Node) -> bool:
     """Whether two nodes are the same number modulo every prime."""
     return _agree_at(
-        [Point(1, "residue", ring) for ring in PRIMES],
-        lambda p: value(f, p).number == value(g, p).number,
+        [Point(1, "residue", ring) for ring in PRIMES], lambda p: value(f, p).number == value(g, p).number
     )
 
 

@@ -63,7 +63,7 @@ _PHRASE_ENDS = re.compile(
 )
 _MEASURED = re.compile(
     r"(?:\b(?:in|into|to)|\()\s*(?:the unit )?((?:(?:square|cubic) )?[a-zA-Z°/^0-9]+"
-    r"(?: per [a-z]+)?(?: squared| cubed)?)\s*(?=[?.,;:)]|$|\n|and\b)",
+    r"(?: per [a-z]+)?(?: squared| cubed)?)\s*(?=[?.,;:)]|$|\n|and\b)"
 )
 _LETTER_UNITS = frozenset("mgshLNJWV")
 

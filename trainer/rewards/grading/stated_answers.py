@@ -29,10 +29,7 @@ from trainer.rewards.grading.extraction import (
 )
 
 OPEN, CLOSE = "<think>", "</think>"
-_MARKS = (
-    re.compile(r"####"),
-    re.compile(r"\banswer\s{0,3}(?:is|:|=)\s{0,3}:?", re.IGNORECASE),
-)
+_MARKS = (re.compile(r"####"), re.compile(r"\banswer\s{0,3}(?:is|:|=)\s{0,3}:?", re.IGNORECASE))
 """What stands before a final answer; the first that a text has decides."""
 _STOP = re.compile(r"[.!](?=\s|$)")
 _ABBREVIATED = re.compile(r"(?:\b(?:No|p|pp|Fig|Vol|Ch)\.\s*\d|\b[A-Z]\.\s+(?:[A-Z]\.\s*)*[\w'-]+\.?\s*$)")

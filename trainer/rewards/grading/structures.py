@@ -38,9 +38,7 @@ _MEMBER = re.compile(r"^[A-Za-z]\s*\\in\s*(?=[(\[\\])", re.ASCII)
 _AND = re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", re.ASCII)
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])", re.ASCII)
 _NAMED = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*([^=<>]+)", re.ASCII)
-_NEEDS_ALGEBRA = re.compile(
-    r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lgn]e(?![a-zA-Z])",
-)
+_NEEDS_ALGEBRA = re.compile(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lgn]e(?![a-zA-Z])")
 
 
 @lru_cache(maxsize=8192)
