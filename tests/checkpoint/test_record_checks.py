@@ -15,8 +15,8 @@ from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.config import ConfigError
 from trainer.storage import __main__ as storage_command
 from trainer.storage.attempt_record import ALIVE_S
-from trainer.storage.storage import Storage
-from trainer.storage.store_probe import QUICK, probe_store
+from trainer.storage.storage import Storage, probe_store
+from trainer.storage.stores import QUICK
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_STORAGE
 
@@ -139,7 +139,7 @@ def test_the_probe_of_a_store_that_loses_it_is_one_line(tmp_path, capsys, monkey
     with servers.moto() as moto, lying_store(moto.port) as store:
         for name, value in servers.s3_environment(store.port).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("trainer.storage.store_probe.secrets.token_hex", lambda count: "lost")
+        monkeypatch.setattr("trainer.storage.storage.secrets.token_hex", lambda count: "lost")
         store.loses = "probe-lost"
         with pytest.raises(StorageError, match="keeps nothing of what it acknowledges"):
             probe_store(f"s3://bucket/{tmp_path.name}", retry=QUICK)

@@ -19,8 +19,7 @@ from tests.storage.test_storage import MIB, blob
 from trainer.config import ConfigError
 from trainer.storage import storage
 from trainer.storage.__main__ import main
-from trainer.storage.storage import Storage
-from trainer.storage.store_probe import probe_store
+from trainer.storage.storage import Storage, probe_store
 from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE

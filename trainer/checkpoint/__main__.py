@@ -21,10 +21,10 @@ from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.storage.attempt_record import AttemptRecord
-from trainer.storage.command import exit_code
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
-from trainer.storage.store_probe import QUICK
+from trainer.storage.stores import QUICK
+from trainer.system.exit_codes import exit_code
 from trainer.system.terminal_text import terminal_line
 
 SHOWN = {"attempt": "name", "host": "host", "code": "code", "left": "left"}

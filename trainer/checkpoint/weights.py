@@ -19,9 +19,9 @@ from trainer.checkpoint.hf_export import QUANTIZATION, export_hf
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 from trainer.data.prompt_form import FILE
-from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.transfer import fetch_whole_folder
+from trainer.system.exit_codes import exit_code
 
 PREFIX = "base_model.model."
 

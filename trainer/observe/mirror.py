@@ -40,12 +40,11 @@ from trainer.config.run_folder import (
 from trainer.config.run_store import CHECKPOINTS, EXPORTED, PROFILES, STREAM, RunStore
 from trainer.observe.stream import PROFILE_REQUEST, WHOLE
 from trainer.storage.attempt_record import AttemptRecord, NewestAttempt, attempt_number
-from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 from trainer.system.contained_path import inside
 from trainer.system.errors import StorageError
-from trainer.system.exit_codes import EXIT_OK
+from trainer.system.exit_codes import EXIT_OK, exit_code
 from trainer.system.terminal_text import terminal_line, terminal_text
 
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)

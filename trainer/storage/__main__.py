@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.storage.command import exit_code
-from trainer.storage.storage import Storage
-from trainer.storage.store_probe import QUICK, probe_store
+from trainer.storage.storage import Storage, probe_store
+from trainer.storage.stores import QUICK
 from trainer.storage.transfer import download, fetch_whole_folder, format_size, upload
+from trainer.system.exit_codes import exit_code
 
 MOST_SHOWN = 4 << 20
 """Bytes of an object that `cat` reads into memory."""

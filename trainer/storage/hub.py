@@ -73,12 +73,12 @@ def model_file(config: RunConfig, name: str, cache_dir: str | Path | None = None
                 waiters.append(waits.enter_context(waiting_for("storing", where, LONGEST_S)))
             waiters[0].failed(str(error))
 
-        return TRIES.call(download, _may_pass, tell)
+        # A full disk is no matter of the hub's.
+        def may_pass(error: Exception) -> bool:
+            errno = getattr(error.__cause__, "errno", None)
+            return isinstance(error, StorageError) and errno not in OF_THE_DISK
 
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the hub may be well later. A full disk is no matter of the hub's."""
-    return isinstance(error, StorageError) and getattr(error.__cause__, "errno", None) not in OF_THE_DISK
+        return TRIES.call(download, may_pass, tell)
 
 
 def _failure(model: str, name: str, error: BaseException) -> Exception:
@@ -144,12 +144,7 @@ def parameters_in(path: Path) -> int:
             if length > MOST_HEADER_BYTES:
                 raise ValueError("no header")
             header = json.loads(file.read(length))
-        shapes = []
-        for name, about in header.items():
-            if name != "__metadata__":
-                shapes.append(about["shape"])
-
-        return sum(math.prod(shape) for shape in shapes)
+        return sum(math.prod(about["shape"]) for name, about in header.items() if name != "__metadata__")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no safetensors file ({error!r}): download the model again") from error
 

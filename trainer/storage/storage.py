@@ -2,10 +2,7 @@
 
 What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server
 went away is lost), uploads that skip what is already there, downloads that resume from where they were cut
-off and are verified while they stream, and permanent errors raised at once with their fix. ETags and
-conditional writes are not needed: stores disagree about both.
-
-`python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way; `ls URL` lists.
+off and are verified while they stream, and permanent errors raised at once with their fix.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +25,7 @@ from obstore import exceptions
 
 from trainer.config import ConfigError
 from trainer.storage.store_replies import code_of, permanent_cause, status_of
-from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, RetryPolicy, open_store
+from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, PATIENT, RetryPolicy, open_store
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.system.redaction import without_secrets
 from trainer.system.server_waits import waiting_for
@@ -70,11 +68,8 @@ class Storage:
         self._quick_store, _ = open_store(self.url, env, self.retry, patience_s or SMALL_TIMEOUT_S)
         self._ranges = True
 
-    def __repr__(self) -> str:
-        return f"Storage({self.url!r})"
-
     def __reduce__(self) -> tuple:
-        return (_reopen, (self.url, self.retry))
+        return partial(Storage, retry=self.retry), (self.url,)
 
     def put(self, path: str | Path, key: str, *, sha256: str = "") -> bool:
         """Uploads one file; it appears whole or not at all. Returns False if it was already there.
@@ -89,12 +84,8 @@ class Storage:
         if sha256:
             self.delete([_note(key)])
         part = self.limits.part_for(size)
-
-        def send() -> None:
-            parallel = self.limits.parallel(part)
-            obstore.put(self._store, key, path, chunk_size=part, max_concurrency=parallel)
-
-        self._try(f"upload of {key}", send, whole=True)
+        how = {"chunk_size": part, "max_concurrency": self.limits.parallel(part)}
+        self._try(f"upload of {key}", partial(obstore.put, self._store, key, path, **how), whole=True)
         if sha256:
             self.put_bytes(_note(key), f"{sha256} {size}\n".encode())
         return True
@@ -157,10 +148,8 @@ class Storage:
                 at += len(view)
                 if (now := time.monotonic()) - printed > TELL_S:
                     printed = now
-                    done, rate = (
-                        f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB",
-                        (at - start) / 2**20 / (now - began),
-                    )
+                    done = f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB"
+                    rate = (at - start) / 2**20 / (now - began)
                     print(f"storage: {key}: {done}, {rate:.1f} MiB/s", file=sys.stderr, flush=True)
             if at != size:
                 raise exceptions.GenericError(f"{key}: got {at} of {size} bytes")
@@ -199,11 +188,8 @@ class Storage:
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
-        self._try(
-            f"upload of {key}",
-            lambda: obstore.put(self._store, key, data, use_multipart=False),
-            whole=True,
-        )
+        put = partial(obstore.put, self._store, key, data, use_multipart=False)
+        self._try(f"upload of {key}", put, whole=True)
 
     def put_proven(self, key: str, data: bytes) -> None:
         """Writes a small object and reads it back. Raises StorageError where the store has lost it, or keeps
@@ -303,22 +289,21 @@ class Storage:
 
     def exists(self, key: str) -> bool:
         """Whether there is an object at `key`."""
-        return self.size(key) is not None
+        return self._head(key) is not None
 
     def size(self, key: str) -> int | None:
         """Bytes of the object at `key`; None if there is none."""
-        try:
-            return self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key)["size"])
-        except FileNotFoundError:
-            return None
+        meta = self._head(key)
+        return meta["size"] if meta else None
 
     def written_s(self, key: str) -> float | None:
         """Unix time at which the object at `key` was written, by the store's clock; None if there is none."""
-        try:
-            meta = self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key))
-        except FileNotFoundError:
-            return None
-        return meta["last_modified"].timestamp()
+        meta = self._head(key)
+        return meta["last_modified"].timestamp() if meta else None
+
+    def _head(self, key: str) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            return self._try(f"look-up of {key}", partial(obstore.head, self._quick_store, key))
 
     def clock_s(self) -> float:
         """Unix time by the store's clock, as it stamps a small object, which is removed again. Raises
@@ -344,12 +329,10 @@ class Storage:
             self._try(f"deletion of {key}", lambda key=key: remove(key))
 
     def _has(self, key: str, size: int, sha256: str) -> bool:
-        try:
-            return (
-                self.get_bytes(_note(key)).decode().split() == [sha256, str(size)] and self.size(key) == size
-            )
-        except FileNotFoundError:
-            return False
+        with contextlib.suppress(FileNotFoundError):
+            note = self.get_bytes(_note(key)).decode().split()
+            return note == [sha256, str(size)] and self.size(key) == size
+        return False
 
     def _try(self, what: str, action: Callable[[], T], *, whole: bool = False) -> T:
         """The action's result, tried again after errors that may pass. whole: a 404 can only mean the
@@ -393,15 +376,38 @@ class Storage:
         time.sleep(wait)
 
 
+def probe_store(
+    url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: RetryPolicy = PATIENT
+) -> None:
+    """Puts, lists, reads and deletes one small object below `url`, in a second, before anything expensive
+    starts; with write=False only lists.
+
+    Raises ConfigError, in one line that says what to change, for what no retry can cure (wrong key or secret,
+    no such bucket, a missing right, another region, a clock that is off); StorageError for a store that stays
+    away.
+    """
+    storage = Storage(url, env=env, retry=retry)
+    if not write:
+        storage.list()
+        return
+    key = f"probe-{secrets.token_hex(6)}"
+    data = b"SpotRL: whether this store can be written, read and cleared."
+    storage.put_bytes(key, data)
+    try:
+        storage.list()
+        if storage.get_range(key, 8, 16) != data[8:16]:
+            raise ConfigError(f"{url}: the store gives back other bytes than it was given: use another one")
+    except FileNotFoundError as error:
+        raise StorageError(f"{url} keeps nothing of what it acknowledges: {error}") from None
+    finally:
+        storage.delete([key])
+
+
 _FAILURES = (exceptions.BaseError, ConnectionError, TimeoutError, FileNotFoundError)
 
 
 def _note(key: str) -> str:
     return key + ".sha256"
-
-
-def _reopen(url: str, retry: RetryPolicy) -> Storage:
-    return Storage(url, retry=retry)
 
 
 def _first(error: BaseException) -> str:

@@ -74,6 +74,12 @@ class RetryPolicy(Backoff):
     """Deadline of one request; 0: the store's own."""
 
 
+PATIENT = RetryPolicy(request_timeout_s=60.0)
+"""A probe's on a node: waits through a passing outage."""
+QUICK = RetryPolicy(
+    attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0, request_timeout_s=15.0
+)
+"""On a user's machine: gives up early."""
 DOWNLOAD_TIMEOUT_S = 24 * 3600.0
 """Deadline of a whole download, which `Retry.stall_s` watches."""
 

@@ -7,8 +7,8 @@ import os
 import shutil
 import socket
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config import ConfigError
@@ -20,30 +20,25 @@ TELL_S = 10.0
 """Seconds between two lines."""
 
 
-class TransferProgress:
-    """Says how far a transfer has come, and how long the rest will take at this speed."""
+def progress_of(what: str, total: int) -> Callable[[int], None]:
+    """What is called with the bytes just moved, and says how far a transfer has come, and how long the rest
+    will take at this speed."""
+    began = printed = time.monotonic()
+    done = 0
 
-    def __init__(self, what: str, total: int):
-        self.what = what
-        self.total = total
-        self.done = 0
-        self.began = self.told = time.monotonic()
-        self._lock = threading.Lock()
+    def moved(count: int) -> None:
+        nonlocal done, printed
+        done += count
+        now = time.monotonic()
+        if now - printed < TELL_S:
+            return
+        printed = now
+        rate = done / (now - began)
+        left = f"{(total - done) / rate:.0f} s left" if rate else "no end in sight"
+        line = f"{what}: {format_size(done)} of {format_size(total)}, {format_size(rate)}/s, {left}"
+        print(line, file=sys.stderr, flush=True)
 
-    def __call__(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            if (now := time.monotonic()) - self.told < TELL_S:
-                return
-            self.told = now
-        rate = self.done / (now - self.began)
-        left = f"{(self.total - self.done) / rate:.0f} s left" if rate else "no end in sight"
-        print(
-            f"{self.what}: {format_size(self.done)} of {format_size(self.total)}, "
-            f"{format_size(rate)}/s, {left}",
-            file=sys.stderr,
-            flush=True,
-        )
+    return moved
 
 
 def format_size(count: float) -> str:
@@ -53,13 +48,6 @@ def format_size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
-
-
-def files_of(path: Path) -> list[tuple[str, int]]:
-    """(key, bytes) of a folder's files; of one file its name."""
-    if path.is_file():
-        return [(path.name, path.stat().st_size)]
-    return sorted((p.relative_to(path).as_posix(), p.stat().st_size) for p in path.rglob("*") if p.is_file())
 
 
 LAST = ("config.json", "manifest.json")
@@ -77,16 +65,18 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
     store, root = Storage(url), source.parent if source.is_file() else source
     there = dict(store.list()) if resume else {}
     wanted = []
-    for key, count in files_of(source):
+    for path in [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*"))):
+        key, count = path.relative_to(root).as_posix(), path.stat().st_size
         if source.is_dir() and is_secret(key):
             print(f"{key} is not sent: its name is that of a secret", file=sys.stderr, flush=True)
         elif there.get(key) != count:
             wanted.append((key, count))
-    progress = TransferProgress(f"upload to {url}", sum(count for _, count in wanted))
+    total = sum(count for _, count in wanted)
+    progress = progress_of(f"upload to {url}", total)
     for key, count in sorted(wanted, key=lambda file: file[0] in LAST):
         store.put(root / key, key)
         progress(count)
-    return len(wanted), progress.total
+    return len(wanted), total
 
 
 def download(url: str, target: Path) -> tuple[int, int]:
@@ -97,13 +87,14 @@ def download(url: str, target: Path) -> tuple[int, int]:
         folder, _, name = url.rstrip("/").rpartition("/")
         store = Storage(folder)
         objects = [(name, store.size(name) or 0)]
-    progress = TransferProgress(f"download of {url}", sum(count for _, count in objects))
+    total = sum(count for _, count in objects)
+    progress = progress_of(f"download of {url}", total)
     for key, _ in objects:
         path = inside(target, key)
         if path is None:
             raise ConfigError(f"{url} holds {key!r}, which would be written outside of {target}: remove it")
         store.get(key, path, progress)
-    return len(objects), progress.total
+    return len(objects), total
 
 
 def fetch_whole_folder(url: str, target: Path) -> tuple[int, int]:

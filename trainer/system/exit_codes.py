@@ -7,6 +7,10 @@ mapping to 0, no requeue) is data in recipes.
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+
+from trainer.system.errors import ConfigError, StorageError
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -62,3 +66,16 @@ def describe_code(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}: nobody was told why"
     meaning = MEANINGS.get(code, "").rstrip(".")
     return f"exit code {code}: {meaning[0].lower()}{meaning[1:]}" if meaning else f"exit code {code}"
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Runs a command that talks to a store and returns its exit code; what a user can change and what a store
+    said is printed as one line."""
+    try:
+        run()
+    except (ConfigError, FileNotFoundError, StorageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_STORAGE if isinstance(error, StorageError) else EXIT_CONFIG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return EXIT_OK

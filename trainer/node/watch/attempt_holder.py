@@ -38,8 +38,7 @@ from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
 from trainer.storage.attempt_record import BEAT_S
-from trainer.storage.storage import Storage
-from trainer.storage.store_probe import probe_store
+from trainer.storage.storage import Storage, probe_store
 from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import (
