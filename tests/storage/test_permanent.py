@@ -20,7 +20,7 @@ from trainer.config import ConfigError
 from trainer.storage import storage
 from trainer.storage.__main__ import main
 from trainer.storage.storage import Storage, probe_store
-from trainer.storage.stores import RetryPolicy
+from trainer.storage.stores import RetryPolicy, parallel_parts, part_for
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
 
@@ -265,9 +265,7 @@ def test_a_slow_link_has_no_deadline(tmp_path):
 
 @pytest.mark.parametrize(("gib", "requests"), [(4, 64), (0.25, 32), (0.004, 1)])
 def test_parts_grow_with_the_file(gib, requests):
-    from trainer.storage.stores import StoreLimits
-
-    limits, size = StoreLimits(), int(gib * 2**30)
-    part = limits.part_for(size)
+    size = int(gib * 2**30)
+    part = part_for(size)
     assert -(-size // part) == requests
-    assert limits.parallel(part) * part <= 192 << 20
+    assert parallel_parts(part) * part <= 192 << 20

@@ -17,7 +17,7 @@ from tests import servers
 from trainer.config import ConfigError
 from trainer.storage.__main__ import main
 from trainer.storage.storage import Storage
-from trainer.storage.stores import RUNPOD, RetryPolicy, StoreLimits, open_store
+from trainer.storage.stores import RetryPolicy, open_store, part_for
 
 QUICK = RetryPolicy(attempts=6, first_wait_s=0.2, max_wait_s=1.0, request_retries=1, request_retry_s=2.0)
 MIB = 1 << 20
@@ -186,22 +186,17 @@ def test_memory_is_bounded(rclone, tmp_path):
 
 
 def test_runpod_volumes_have_limits():
-    env = {
-        "AWS_ENDPOINT_URL": "https://s3api-eu-ro-1.runpod.io/",
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-    }
-    _, limits = open_store("s3://volume/x", env, QUICK)
-    assert limits is RUNPOD
-    assert limits.request_timeout_s == 7200
+    env = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    for endpoint, timeout in (("https://s3api-eu-ro-1.runpod.io/", "2h"), ("https://other", "10m")):
+        store = open_store("s3://volume/x", env | {"AWS_ENDPOINT_URL": endpoint}, QUICK)
+        assert store.client_options["timeout"] == timeout
     for size in (1, 500_000_001, 30 << 30, 4 << 40):
-        part = limits.part_for(size)
+        part = part_for(size)
         assert part <= 500_000_000
         assert -(-size // part) <= 10_000
-    assert limits.part_for(500_000_001) < 500_000_001, "above 500 MB it must be multipart"
+    assert part_for(500_000_001) < 500_000_001, "above 500 MB it must be multipart"
     with pytest.raises(ConfigError, match="split it"):
-        limits.part_for(6 << 40)
-    assert open_store("s3://bucket/x", env | {"AWS_ENDPOINT_URL": "https://other"}, QUICK)[1] == StoreLimits()
+        part_for(6 << 40)
 
 
 def test_r2_takes_endpoint_and_keys_from_the_environment(monkeypatch, tmp_path):
@@ -211,14 +206,14 @@ def test_r2_takes_endpoint_and_keys_from_the_environment(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="R2_ACCESS_KEY_ID"):
         Storage("r2://bucket/p", env={"R2_ACCOUNT_ID": "abc"})
     env = {"R2_ACCOUNT_ID": "abc", "R2_ACCESS_KEY_ID": "k", "R2_SECRET_ACCESS_KEY": "s"}
-    store, _ = open_store("r2://bucket/p", env, QUICK)
+    store = open_store("r2://bucket/p", env, QUICK)
     assert store.config["endpoint"] == "https://abc.r2.cloudflarestorage.com"
     (tmp_path / ".cloudflare").mkdir()
     (tmp_path / ".cloudflare/accountid").write_text("def\n")
     (tmp_path / ".cloudflare/r2.credentials").write_text(
         "[r2]\naws_access_key_id = K\naws_secret_access_key = S\n"
     )
-    store, _ = open_store("r2://bucket/p", {}, QUICK)
+    store = open_store("r2://bucket/p", {}, QUICK)
     assert store.config["endpoint"] == "https://def.r2.cloudflarestorage.com"
     assert (store.config["access_key_id"], store.config["secret_access_key"]) == ("K", "S")
 

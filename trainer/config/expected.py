@@ -1,8 +1,5 @@
 """What a run should look like: bands that its metrics should lie in, step by step, and where a run left them.
-
-A recipe carries the bands and the run's configuration keeps them, so that the trainer, the report and a desk
-read the same ones. Standard library only.
-"""
+Standard library only."""
 
 from __future__ import annotations
 
@@ -134,9 +131,14 @@ class ExpectationWatch:
         """The bands that the run is outside of after this step, by their newest comparison."""
         for number, band in enumerate(self._bands):
             edges = band.edges(step)
-            middle = self._middle(number, band, stats.get(band.metric)) if edges else None
-            if edges is None or middle is None:
+            if edges is None or stats.get(band.metric) is None:
                 continue
+            recent = self._recent[number]
+            recent.append(float(stats[band.metric]))
+            del recent[: -band.window]
+            if len(recent) < band.window:
+                continue
+            middle = statistics.median(recent) if all(map(math.isfinite, recent)) else math.nan
             self._measured[band.metric] = self._measured.get(band.metric, 0) + 1
             self._last_step = max(self._last_step, step)
             low, high = edges
@@ -153,38 +155,30 @@ class ExpectationWatch:
         first = sorted(self._first.values(), key=lambda departure: departure.step)
         return BandVerdict(tuple(first), dict(self._measured), self._last_step)
 
-    def _middle(self, number: int, band: Band, value: Any) -> float | None:
-        """The median that is compared, NaN if a value of the window is not finite; None while the window is
-        not full."""
-        if value is None:
-            return None
-        recent = self._recent[number]
-        recent.append(float(value))
-        del recent[: -band.window]
-        if len(recent) < band.window:
-            return None
-        return statistics.median(recent) if all(map(math.isfinite, recent)) else math.nan
-
 
 def check_bands(expected: Expected) -> None:
     """Raises ConfigError for a band that says nothing, with the change to make."""
     for number, band in enumerate(expected.bands):
-        where = f"expected.bands[{number}]"
-        if not band.metric or not band.source:
-            raise ConfigError(f"{where}: name its metric and its source")
-        if band.window < 1:
-            raise ConfigError(f"{where}.window is {band.window}: it must be at least 1")
-        if not band.steps or sorted(set(band.steps)) != list(band.steps):
-            raise ConfigError(f"{where}.steps is {list(band.steps)}: give ascending steps, at least one")
-        for name, edge in (("low", band.low), ("high", band.high)):
-            if edge and len(edge) != len(band.steps):
-                raise ConfigError(
-                    f"{where}.{name} has {len(edge)} values for {len(band.steps)} steps: give one for each"
-                )
-        if not band.low and not band.high:
-            raise ConfigError(f"{where}: give low, high or both")
-        if band.low and band.high and any(low > high for low, high in zip(band.low, band.high, strict=True)):
-            raise ConfigError(f"{where}: low is above high at one of its steps: swap them")
+        wrong = _fault(band)
+        if wrong:
+            raise ConfigError(f"expected.bands[{number}]{wrong}")
+
+
+def _fault(band: Band) -> str:
+    if not band.metric or not band.source:
+        return ": name its metric and its source"
+    if band.window < 1:
+        return f".window is {band.window}: it must be at least 1"
+    if not band.steps or sorted(set(band.steps)) != list(band.steps):
+        return f".steps is {list(band.steps)}: give ascending steps, at least one"
+    for name, edge in (("low", band.low), ("high", band.high)):
+        if edge and len(edge) != len(band.steps):
+            return f".{name} has {len(edge)} values for {len(band.steps)} steps: give one for each"
+    if not band.low and not band.high:
+        return ": give low, high or both"
+    if band.low and band.high and any(low > high for low, high in zip(band.low, band.high, strict=True)):
+        return ": low is above high at one of its steps: swap them"
+    return ""
 
 
 def _between(steps: Sequence[int], values: Sequence[float], step: int) -> float:

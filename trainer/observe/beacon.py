@@ -1,9 +1,6 @@
-"""A small file that says where a rank is, for its node's launcher: the collective it entered last, and
-its stacks.
-
-It takes two writes of 80 bytes into shared memory per collective. On a signal the rank writes its
-Python stacks, even while it hangs in native code.
-"""
+"""A small file that says where a rank is, for its node's launcher: the collective it entered last, by two
+writes of 80 bytes into shared memory. On a signal the rank writes its Python stacks, even while it hangs in
+native code."""
 
 from __future__ import annotations
 
@@ -126,24 +123,14 @@ def _recorded(
 def read_beacons(folder: Path) -> list[Beacon]:
     """The beacons of this node's ranks, in order; the newest one of a rank that was started again."""
     beacons: dict[int, Beacon] = {}
-    paths = []
-    for p in folder.glob("rank-*.beacon"):
-        if p.stat().st_size == SIZE:
-            paths.append(p)
-
-    for path in sorted(paths, key=lambda p: p.stat().st_ctime):
+    for path in sorted(folder.glob("rank-*.beacon"), key=lambda p: p.stat().st_ctime):
         rank, pid = map(int, path.stem.split("-")[1:])
         data = path.read_bytes()
+        if len(data) != SIZE:
+            continue
         calls, inside, changed_unix_s, waited_s, name = RECORD.unpack_from(data)
         (pieces,) = PIECES.unpack_from(data, RECORD.size)
-        beacons[rank] = Beacon(
-            rank=rank,
-            pid=pid,
-            calls=calls,
-            inside=inside,
-            since_s=max(0.0, time.time() - changed_unix_s),
-            waited_s=waited_s,
-            name=name.rstrip(b"\0").decode(),
-            pieces=pieces,
-        )
+        since_s = max(0.0, time.time() - changed_unix_s)
+        words = name.rstrip(b"\0").decode()
+        beacons[rank] = Beacon(rank, pid, calls, inside, since_s, waited_s, words, pieces)
     return [beacons[rank] for rank in sorted(beacons)]

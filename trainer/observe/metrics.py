@@ -1,15 +1,7 @@
 """What a run writes about itself while it runs, and how it is read back.
 
-    config.yaml      the resolved configuration
-    metrics.jsonl    one line per step: {"step": 12, "reward/mean": 0.5, ...}, keys sorted
-    samples.jsonl    some of the completions with their grades; images under samples/, named by their content
-    attempts.jsonl   one line per start of the trainer: a spot run has several
-    progress.json    the phase that runs right now, for another process to show (phases.py)
-    tensorboard/     event files      wandb/  Weights & Biases
-
-A line is written with one system call, so a SIGKILL loses at most the line it tears. Names and units:
-docs/metrics.md. This module imports only the standard library: the display and the report run where the
-training stack is not installed.
+Its files: trainer/config/run_folder.py. A line is written with one system call, so a SIGKILL loses at most
+the line it tears. Names and units of metrics: docs/metrics.md.
 """
 
 from __future__ import annotations

@@ -112,17 +112,13 @@ class RunMirror:
         wanted = []
         for key, size in listed:
             path = inside(self.cache, key.removeprefix(f"{STREAM}/"))
-            if path is None:
-                continue
             if size > MOST_BYTES:
                 print(f"{key} has {size:,} bytes, which no run writes: it is left out", file=sys.stderr)
-                continue
-            growing = path.parent.name in GROWING
-            known = path.stat().st_size if path.is_file() else -1
-            if known != size or (
-                key.startswith(newest) and not growing and path.suffix not in (".jpeg", ".png")
-            ):
-                wanted.append((key, path))
+            elif path is not None:
+                known = path.stat().st_size if path.is_file() else -1
+                changes = path.parent.name not in GROWING and path.suffix not in (".jpeg", ".png")
+                if known != size or (changes and key.startswith(newest)):
+                    wanted.append((key, path))
 
         def fetch(wanted_file: tuple[str, Path]) -> None:
             key, path = wanted_file
@@ -163,14 +159,10 @@ class RunMirror:
         if newest and newest.attempt.left and newest.attempt.code != 0 and newest.final is None:
             progress["restarts"] = newest.attempt.left
         if newest and not newest.alive and progress["status"] == "running":
-            message = f"attempt {newest.attempt.name} ended"
-            if newest.attempt.code is None:
-                silent = f"has been silent since {_clock(newest.seen_unix_s)} UTC"
-                message = f"attempt {newest.attempt.name} {silent}"
-            else:
-                message += f" with {newest.attempt.code}"
-                if newest.why:
-                    message += f" ({newest.why})"
+            ended = f"has been silent since {_clock(newest.seen_unix_s)} UTC"
+            if newest.attempt.code is not None:
+                ended = f"ended with {newest.attempt.code}{f' ({newest.why})' if newest.why else ''}"
+            message = f"attempt {newest.attempt.name} {ended}"
             progress |= {"message": message, "phase_since_unix_s": newest.seen_unix_s}
             if newest.final is not None:
                 progress["status"] = "failed"
@@ -268,7 +260,7 @@ def run_lines(bucket: str) -> list[str]:
     if not standing:
         raise ConfigError(f"no run in {bucket}: check the bucket and its prefix")
     lines = []
-    for run, newest in sorted(standing, key=lambda one: one[1].attempt.begun_unix_s):
+    for run, newest in sorted(standing, key=lambda pair: pair[1].attempt.begun_unix_s):
         began = time.strftime("%m-%d %H:%M", time.gmtime(newest.attempt.begun_unix_s))
         lines += [f"{terminal_line(run):<66}{began}", f"  {terminal_line(describe_standing(newest))}"]
     return lines
@@ -321,7 +313,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
     return exit_code(lambda: run(arguments))
 
 

@@ -43,11 +43,8 @@ class NodeStats:
 
         Disk and memory are those of the node with the least left.
         """
-        samples = []
-        for s in newest_lines(self.run_dir / NODES):
-            if s["unix_s"] >= self._since:
-                samples.append(s)
-
+        newest = newest_lines(self.run_dir / NODES)
+        samples = [sample for sample in newest if sample["unix_s"] >= self._since]
         self._since = time.time()
         memory = psutil.virtual_memory()
         free = [shutil.disk_usage(self.run_dir).free, *column(samples, "disk_free_bytes")]
@@ -110,13 +107,10 @@ class NodeMonitor:
         traffic = _traffic()
         seconds = max(now - self._at, 1e-3)
         rates = {}
-        for name in traffic:
-            rates[name] = round((traffic[name] - self._bytes.get(name, 0)) / seconds)
-
+        for name, count in traffic.items():
+            rates[name] = round((count - self._bytes.get(name, 0)) / seconds)
         files = _file_bytes()
-        written = 0
-        for pid, count in files.items():
-            written += count - self._files.get(pid, 0)
+        written = sum(count - self._files.get(pid, 0) for pid, count in files.items())
         rates["files"] = round(written / seconds)
         self._at = now
         self._bytes = traffic
@@ -194,21 +188,19 @@ def _file_bytes() -> dict[int, int]:
 
     Ray names its actors after what they run. The driver is a child of the process that supervises the job.
     """
-    counts: dict[int, int] = {}
-
-    def count(processes: list[psutil.Process]) -> None:
-        for process in processes:
-            with contextlib.suppress(psutil.Error, OSError):
-                io = process.io_counters()
-                counts[process.pid] = io.read_chars + io.write_chars + io.read_bytes
-
+    job: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             name = process.name()
             if name.startswith("ray::") and not name.startswith(RAYS_OWN):
-                count([process])
+                job.append(process)
             if name.startswith("ray::Job"):
-                count(process.children(recursive=True))
+                job += process.children(recursive=True)
+    counts = {}
+    for process in job:
+        with contextlib.suppress(psutil.Error, OSError):
+            io = process.io_counters()
+            counts[process.pid] = io.read_chars + io.write_chars + io.read_bytes
     return counts
 
 

@@ -1,8 +1,7 @@
-"""Which phase each lane of a run is in, and how long each phase took.
+"""Which phase each lane of a run is in, and how long each phase took. Standard library only.
 
 A lane is work that goes on one piece after the other: a run whose ranks sample and learn in turns has one, a
-run that samples on other machines meanwhile has two. Standard library only, as all of what writes a run's
-folder.
+run that samples on other machines meanwhile has two.
 """
 
 from __future__ import annotations
@@ -27,14 +26,8 @@ OF_SAMPLING = ("rollout", "grade")
 
 
 class Lane:
-    """The clock of one lane, of one thread at a time.
-
-        with lane("rollout"): ...
-        with lane("grade"): ...
-        times = lane.take()
-
-    A phase inside another one pauses the outer: no second is counted twice.
-    """
+    """The clock of one lane, of one thread at a time. A phase inside another one pauses the outer: no second
+    is counted twice."""
 
     def __init__(self, changed: Callable[[], None], on_boundary: Callable[[str], Any] | None = None) -> None:
         """changed: called whenever `state` has changed. on_boundary: called with its name after every
@@ -47,12 +40,8 @@ class Lane:
         self._began = time.monotonic()
         self._mark = self._began
         now = time.time()
-        self.state: dict[str, Any] = {
-            "step": 0,
-            "phase": "start",
-            "phase_since_unix_s": now,
-            "step_since_unix_s": now,
-        }
+        self.state: dict[str, Any] = {"step": 0, "phase": "start"}
+        self.state |= dict.fromkeys(("phase_since_unix_s", "step_since_unix_s"), now)
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Generator[None]:
@@ -104,15 +93,13 @@ class Lane:
         self._mark = now
 
 
-class Phases:
-    """The lanes of a run, told to other processes by `progress.json`.
+class Phases(Lane):
+    """The lanes of a run, told to other processes by `progress.json`. It is the learning lane, which every
+    run has; `lane` opens another one.
 
         phases.begin(step, total)
-        with phases("rollout"): ...
         with phases("update"): ...
         metrics.log(step, phases.take())
-
-    The calls are those of the learning lane, which every run has; `lane` opens another one.
     """
 
     def __init__(
@@ -121,22 +108,14 @@ class Phases:
         on_boundary: Callable[[str], Any] | None = None,
         total_steps: int = 0,
     ) -> None:
-        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: see `Lane`; of the learning lane,
-        whose thread may end the loop. total_steps: 0 where it is not known."""
+        """run_dir: where `progress.json` goes (None: nowhere). total_steps: 0 where it is not known."""
+        super().__init__(self._write, on_boundary)
         self._path = Path(run_dir) / PROGRESS if run_dir else None
         self._writing = threading.Lock()
-        self._state: dict[str, Any] = {
-            "status": "running",
-            "total_steps": total_steps,
-            "started_unix_s": time.time(),
-        } | processes.own_stamp()
-        self._learning = Lane(self._write, on_boundary)
+        self._of_run: dict[str, Any] = {"status": "running", "total_steps": total_steps}
+        self._of_run |= {"started_unix_s": time.time()} | processes.own_stamp()
         self._others: dict[str, Lane] = {}
         self._write()
-
-    def __call__(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Times the body as phase `name` of the learning lane; its metric is `time/{name}_s`."""
-        return self._learning(name)
 
     def lane(self, name: str) -> Lane:
         """Opens a further lane, for a thread of its own."""
@@ -147,19 +126,15 @@ class Phases:
 
     def begin(self, step: int, total_steps: int | None = None) -> None:
         """Says that the learning lane begins step `step`; what `note` said of the start is over."""
-        self._state["message"] = ""
+        self._of_run["message"] = ""
         if total_steps is not None:
-            self._state["total_steps"] = total_steps
-        self._learning.begin(step)
-
-    def take(self) -> dict[str, float]:
-        """Seconds per phase of the learning lane since the last call, and `time/step_s`; starts again."""
-        return self._learning.take()
+            self._of_run["total_steps"] = total_steps
+        super().begin(step)
 
     def note(self, **fields: Any) -> None:
         """Puts more into `progress.json`; a `message`, such as "loading the model", lasts until a step
         begins."""
-        self._state |= fields
+        self._of_run |= fields
         self._write()
 
     def sampled(self) -> None:
@@ -171,16 +146,16 @@ class Phases:
     def finish(self, status: str = "finished") -> None:
         """Says how the run ended: finished, preempted, interrupted or failed."""
         self._others = {}
-        self._state["status"] = status
-        self._learning.show(status)
+        self._of_run["status"] = status
+        self.show(status)
 
     def _write(self) -> None:
         if not self._path:
             return
         with self._writing:
-            content = self._state | self._learning.state
+            content = self._of_run | self.state
             if self._others:
-                lanes = {LEARNING: self._learning} | self._others
+                lanes = {LEARNING: self} | self._others
                 content["lanes"] = {name: lane.state for name, lane in lanes.items()}
             write_whole(self._path, json.dumps(content | {"updated_unix_s": time.time()}).encode())
 

@@ -1,7 +1,5 @@
-"""Profiles one step: torch.profiler's trace of each call of each rank and, on CUDA, the allocator's history.
-
-    RUN_DIR/profile/step-00000012/rank-3-02-update.json.gz          for ui.perfetto.dev or chrome://tracing
-    RUN_DIR/profile/step-00000012/rank-3-02-update.memory.pickle    for pytorch.org/memory_viz
+"""Profiles one step: torch.profiler's trace of each call of each rank and, on CUDA, the allocator's history
+(docs/failures.md).
 
 `logging.profile_step` names the step. While a run runs, a file in its folder asks for the next one.
 Every rank writes on its own node and pushes its files to the bucket.
@@ -82,16 +80,13 @@ class Recorder:
     def push(self) -> RankProfile:
         """Pushes what was recorded. A store that fails costs the copy, never the run."""
         files = sorted(self.folder.glob(f"rank-{self.rank}-*"))
-        size = sum(path.stat().st_size for path in files)
         failed = ""
         try:
-            if self.url:
-                storage = Storage(self.url)
-                for path in files:
-                    storage.put(path, path.name)
+            for path in files if self.url else ():
+                Storage(self.url).put(path, path.name)
         except (StorageError, ConfigError, OSError) as error:
             failed = str(error)
-        return RankProfile(len(files), size, failed)
+        return RankProfile(len(files), sum(path.stat().st_size for path in files), failed)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,9 @@
 """Pushes what a run writes about itself to its bucket while it runs: a desk follows it without reaching the
 machine.
 
-    <remote>/<run id>/stream/<attempt>/metrics.jsonl/00000003    pieces of the files that grow
-    <remote>/<run id>/stream/<attempt>/progress.json             small files, whole
-    <remote>/<run id>/stream/<attempt>/samples/<hash>.jpg        images of the samples
-
-Stores cannot append. So the last piece of a file is written again until it holds PIECE_BYTES, and then the
-next begins: the number of objects grows with the bytes and not with the time. Nothing is written where
-nothing is new. Every attempt has a prefix of its own, and one that was replaced stops.
-trainer/observe/mirror.py reads it.
+Its objects: docs/watching.md; trainer/observe/mirror.py reads them. Stores cannot append. So the last piece
+of a file is written again until it holds PIECE_BYTES, and then the next begins: the number of objects grows
+with the bytes and not with the time. Every attempt has a prefix of its own, and one that was replaced stops.
 """
 
 from __future__ import annotations
@@ -145,8 +140,9 @@ class Stream:
         self._born = time.time() - 1.0  # clocks of file systems are coarse
         self._growing: dict[str, PushedFile] = {}
         for name in (LAUNCH_LOG, NODES, METRICS, SAMPLES):
-            start = self._size(name) if name in (LAUNCH_LOG, NODES) else 0
-            self._growing[name] = PushedFile(self.run_dir / name, storage, f"{self.prefix}/{name}", start)
+            path = self.run_dir / name
+            start = path.stat().st_size if name in (LAUNCH_LOG, NODES) and path.exists() else 0
+            self._growing[name] = PushedFile(path, storage, f"{self.prefix}/{name}", start)
         self._sent: dict[str, Any] = {}
         self._node_times: dict[int, float] = {}
         self._image_bytes = 0
@@ -154,10 +150,6 @@ class Stream:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
-
-    def _size(self, name: str) -> int:
-        path = self.run_dir / name
-        return path.stat().st_size if path.exists() else 0
 
     def _run(self) -> None:
         while True:
@@ -185,7 +177,8 @@ class Stream:
         if self._fresh(ATTEMPTS):  # before that, the metrics are those that an earlier attempt left
             self._growing[METRICS].push()
             self._growing[SAMPLES].push(choose=self._with_images)
-        for name in (*WHOLE, *self._hangs()):
+        hangs = [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*"))]
+        for name in (*WHOLE, *hangs):
             if self._fresh(name):
                 self._whole(name)
         left = {"log_bytes": log.left_out, "images": self._images_left_out, "failures": self.failures}
@@ -199,12 +192,6 @@ class Stream:
             self.storage.get_bytes(PROFILE_REQUEST)
             (self.run_dir / REQUEST).touch()
             self.storage.delete([PROFILE_REQUEST])
-
-    def _hangs(self) -> list[str]:
-        names: list[str] = []
-        for path in sorted(self.run_dir.glob("hang-*/*")):
-            names.append(str(path.relative_to(self.run_dir)))
-        return names
 
     def _fresh(self, name: str) -> bool:
         """Whether this attempt has written the file."""

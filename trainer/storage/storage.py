@@ -25,7 +25,14 @@ from obstore import exceptions
 
 from trainer.config import ConfigError
 from trainer.storage.store_replies import code_of, permanent_cause, status_of
-from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, PATIENT, RetryPolicy, open_store
+from trainer.storage.stores import (
+    DOWNLOAD_TIMEOUT_S,
+    PATIENT,
+    RetryPolicy,
+    open_store,
+    parallel_parts,
+    part_for,
+)
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.system.redaction import without_secrets
 from trainer.system.server_waits import waiting_for
@@ -62,10 +69,10 @@ class Storage:
         self.retries = 0
         self._lock = threading.Lock()
         patience_s = self.retry.request_timeout_s
-        self._store, self.limits = open_store(self.url, env, self.retry, patience_s)
+        self._store = open_store(self.url, env, self.retry, patience_s)
         self.url = self.url.rstrip("/")
-        self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
-        self._quick_store, _ = open_store(self.url, env, self.retry, patience_s or SMALL_TIMEOUT_S)
+        self._slow_store = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
+        self._quick_store = open_store(self.url, env, self.retry, patience_s or SMALL_TIMEOUT_S)
         self._ranges = True
 
     def __reduce__(self) -> tuple:
@@ -83,8 +90,8 @@ class Storage:
             return False
         if sha256:
             self.delete([_note(key)])
-        part = self.limits.part_for(size)
-        how = {"chunk_size": part, "max_concurrency": self.limits.parallel(part)}
+        part = part_for(size)
+        how = {"chunk_size": part, "max_concurrency": parallel_parts(part)}
         self._try(f"upload of {key}", partial(obstore.put, self._store, key, path, **how), whole=True)
         if sha256:
             self.put_bytes(_note(key), f"{sha256} {size}\n".encode())

@@ -19,46 +19,39 @@ from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
 from trainer.system.backoff import Backoff
 
-
-@dataclass(frozen=True)
-class StoreLimits:
-    """How a store wants large files."""
-
-    part_bytes: int = 8 << 20
-    """Smallest part of a multipart upload; equal parts (R2 asks for that). A smaller file goes in one
-    request."""
-    usual_part_bytes: int = 64 << 20
-    """Parts grow with the file up to this: each part is a request that is paid for."""
-    usual_parts: int = 64
-    """Parts of a file that is large, until its parts have reached `usual_part_bytes`."""
-    max_part_bytes: int = 500_000_000
-    """Largest part. RunPod's volumes take at most 500 MB, and want multipart above it."""
-    max_parts: int = 10_000
-    """Most parts of one upload."""
-    in_flight_bytes: int = 192 << 20
-    """Parts in flight, at least 3 of them and at most 12: this bounds the memory of an upload."""
-    request_timeout_s: float = 600.0
-    """Deadline of one request of an upload. RunPod joins the parts of a 10 GB file for up to two hours."""
-
-    def part_for(self, size: int) -> int:
-        """Part size for a file of `size` bytes. Raises ConfigError if it is larger than the store can
-        take."""
-        grown = min(self.usual_part_bytes, -(-size // self.usual_parts))
-        part = max(self.part_bytes, grown, -(-size // self.max_parts))
-        if part > self.max_part_bytes:
-            raise ConfigError(
-                f"a file of {size} bytes is more than {self.max_parts} parts of {self.max_part_bytes}:"
-                " split it"
-            )
-        return part
-
-    def parallel(self, part: int) -> int:
-        """Parts of `part` bytes to have in flight."""
-        return max(3, min(12, self.in_flight_bytes // part))
+PART_BYTES = 8 << 20
+"""Smallest part of a multipart upload; equal parts (R2 asks for that). A smaller file goes in one request."""
+USUAL_PART_BYTES = 64 << 20
+"""Parts grow with the file up to this: each part is a request that is paid for."""
+USUAL_PARTS = 64
+"""Parts of a file that is large, until its parts have reached USUAL_PART_BYTES."""
+MAX_PART_BYTES = 500_000_000
+"""Largest part. RunPod's volumes take at most 500 MB, and want multipart above it."""
+MAX_PARTS = 10_000
+"""Most parts of one upload."""
+IN_FLIGHT_BYTES = 192 << 20
+"""Parts in flight, at least 3 of them and at most 12: this bounds the memory of an upload."""
+UPLOAD_TIMEOUT_S = 600.0
+"""Deadline of one request of an upload."""
+RUNPOD = r"//s3api-[^/]*\.runpod\.io"
+"""Endpoint of RunPod's S3-compatible network volumes: bucket = volume id."""
+RUNPOD_TIMEOUT_S = 7200.0
+"""RunPod joins the parts of a 10 GB file for up to two hours."""
 
 
-RUNPOD = StoreLimits(request_timeout_s=7200.0)
-"""RunPod's S3-compatible network volumes: bucket = volume id, https://s3api-<data center>.runpod.io."""
+def part_for(size: int) -> int:
+    """Part size for a file of `size` bytes. Raises ConfigError if it is larger than a store can take."""
+    part = max(PART_BYTES, min(USUAL_PART_BYTES, -(-size // USUAL_PARTS)), -(-size // MAX_PARTS))
+    if part > MAX_PART_BYTES:
+        raise ConfigError(
+            f"a file of {size} bytes is more than {MAX_PARTS} parts of {MAX_PART_BYTES}: split it"
+        )
+    return part
+
+
+def parallel_parts(part: int) -> int:
+    """Parts of `part` bytes to have in flight."""
+    return max(3, min(12, IN_FLIGHT_BYTES // part))
 
 
 @dataclass(frozen=True)
@@ -84,22 +77,17 @@ DOWNLOAD_TIMEOUT_S = 24 * 3600.0
 """Deadline of a whole download, which `Retry.stall_s` watches."""
 
 
-def open_store(
-    url: str, env: Mapping[str, str], retry: RetryPolicy, request_timeout_s: float = 0.0
-) -> tuple[Any, StoreLimits]:
-    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot
-    work.
+def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_timeout_s: float = 0.0) -> Any:
+    """The obstore store of `url`. Raises ConfigError for a URL or credentials that cannot work.
 
     request_timeout_s: in place of the store's own.
     """
+    local = {"mkdir": True, "automatic_cleanup": True}
     if not is_address(url):
-        return (
-            LocalStore(os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True),
-            StoreLimits(),
-        )
+        return LocalStore(os.path.abspath(os.path.expanduser(url)), **local)
     address = BucketAddress.parse(url, "address")
     if not address.is_store:
-        return LocalStore(address.path, mkdir=True, automatic_cleanup=True), StoreLimits()
+        return LocalStore(address.path, **local)
     scheme = address.scheme
     bucket = address.bucket
     prefix = address.path
@@ -116,10 +104,11 @@ def open_store(
         raise ConfigError(
             f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it"
         )
-    limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else StoreLimits()
+    of_runpod = re.search(RUNPOD, endpoint) is not None
+    own_timeout_s = RUNPOD_TIMEOUT_S if of_runpod else UPLOAD_TIMEOUT_S
     options: dict[str, Any] = {
         "client_options": {
-            "timeout": timedelta(seconds=request_timeout_s or limits.request_timeout_s),
+            "timeout": timedelta(seconds=request_timeout_s or own_timeout_s),
             "connect_timeout": timedelta(seconds=10),
             "allow_http": endpoint.startswith("http://"),
         },
@@ -135,15 +124,11 @@ def open_store(
         "prefix": prefix or None,
     }
     if scheme == "gs":
-        keys = {}
-        for name, variable in _GCS_VARIABLES.items():
-            if env.get(variable):
-                keys[name] = env[variable]
-
+        keys = {name: env[variable] for name, variable in _GCS_VARIABLES.items() if env.get(variable)}
         if endpoint:
             keys |= {"base_url": endpoint, "bearer_token": "emulator"}
         try:
-            return GCSStore(bucket, **keys, **options), limits
+            return GCSStore(bucket, **keys, **options)
         except BaseError:  # which may show the key
             raise ConfigError(
                 f"{url}: the Google key cannot be read: GOOGLE_SERVICE_ACCOUNT_KEY takes the key's JSON,"
@@ -156,9 +141,9 @@ def open_store(
     )
     if checksum:  # Amazon compares it with what arrived; others may refuse the header
         keys["checksum_algorithm"] = checksum
-    if limits is RUNPOD:
+    if of_runpod:
         keys["virtual_hosted_style_request"] = False
-    return S3Store(bucket, **keys, **options), limits
+    return S3Store(bucket, **keys, **options)
 
 
 _GCS_VARIABLES = {
