@@ -92,26 +92,16 @@ def test_what_decided_is_told():
 
 def test_a_batch_says_how_many_were_decided_by_which_rule(tmp_path):
     answers = [
-        ("60", "60"),
-        ("B", "(B)"),
-        ("x+1", "1+x"),
-        ("\\sqrt{8}", "2\\sqrt{2}"),
-        ("\\sqrt{8}", "3"),
+        ("60", "60"), ("B", "(B)"), ("x+1", "1+x"), ("\\sqrt{8}", "2\\sqrt{2}"), ("\\sqrt{8}", "3"),
         ("5", None),
-    ]
+    ]  # fmt: skip
     texts = [f"\\boxed{{{answer}}}" if answer else "?" for _, answer in answers]
     references = [reference for reference, _ in answers]
     with Scorer(Rewards(answer="boxed", workers=1)) as scorer:
         for _ in range(2):  # the second time from memory
             outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
-            assert [outcome.rule for outcome in outcomes] == [
-                "exact",
-                "text",
-                "exact",
-                "points",
-                "points",
-                "",
-            ]
+            rules = ["exact", "text", "exact", "points", "points", ""]
+            assert [outcome.rule for outcome in outcomes] == rules
             shares = {name: round(6 * share) for name, share in scorer.stats().items() if "decided" in name}
             assert shares == {"reward/decided_exact": 2, "reward/decided_points": 2, "reward/decided_text": 1}
     sample = {"step": 1, "verdict": "wrong", "rule": outcomes[4].rule, "completion": texts[4]}

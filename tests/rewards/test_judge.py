@@ -260,11 +260,3 @@ def test_refusals_and_a_spent_budget_end_the_run_in_one_line(endpoint, settings)
         Scorer(replace(settings, judge_model=""))
     with pytest.raises(ConfigError, match="unset one"):
         Scorer(replace(settings, remote_url="http://127.0.0.1:9/get_reward"))
-
-
-def test_the_worked_example_of_a_user_s_function():
-    answers = ["10", "9.9", "5", "x+1", "many"]
-    references, kinds = ["10", "10", "10", "1+x", "10"], ["number"] * 3 + ["math", "number"]
-    with Scorer(Rewards(function="examples/reward.py:reward")) as scorer:
-        found = scorer.score([completion(a) for a in answers], references, kinds)
-    assert [o.accuracy for o in found] == [1.0, 0.5, 0.0, 1.0, 0.0]

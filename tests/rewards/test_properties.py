@@ -6,6 +6,7 @@ The reference answers are of the kinds that MathV60K, MATH, OlympiadBench and co
 
 import random
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -159,30 +160,19 @@ def test_words_of_number_scale_and_denial_are_no_units(word):
             assert verdict(f"{reference} \\text{{ {word}}}", reference, question) == "wrong"
 
 
+LOOKS = (
+    "{}", " {} ", "${}$", "\\boxed{{{}}}", "{}.", "\\displaystyle {}", "{}\\,", "\\mathrm{{}}{}", "\\,{}",
+    "\\!{}", "{}\\quad", "**{}**", "{} \\phantom{{x}}", "\\hspace{{1cm}}{}", "Q = {}", "y_0 = {}",
+)  # fmt: skip
+REPLACED = (("\\frac", "\\dfrac"), ("\\frac", "\\tfrac"), (" ", ""), ("-", "−"))
+
+
 def spellings(value: str) -> list[str]:
     """Other ways to write the same."""
-    ways = [
-        value,
-        f" {value} ",
-        f"${value}$",
-        f"\\boxed{{{value}}}",
-        f"{value}.",
-        f"\\displaystyle {value}",
-        f"{value}\\,",
-        f"\\mathrm{{}}{value}",
-        f"\\,{value}",
-        f"\\!{value}",
-        f"{value}\\quad",
-        f"**{value}**",
-        f"{value} \\phantom{{x}}",
-        f"\\hspace{{1cm}}{value}",
-        f"Q = {value}",
-        f"y_0 = {value}",
-        value.replace("\\frac", "\\dfrac"),
-        value.replace("\\frac", "\\tfrac"),
-        value.replace(" ", ""),
+    ways = [look.format(value) for look in LOOKS]
+    ways += [value.replace(written, other) for written, other in REPLACED]
+    ways += [
         value.replace("\\pi", "π").replace("\\theta", "θ"),
-        value.replace("-", "−"),
         re.sub(r"\\sqrt\{(\w+)\}", r"√\1", value),
         re.sub(r"\^(\w)(?!\w)", r"^{\1}", value),
         re.sub(r"\\sqrt\{([^{}]*)\}", r"\\sqrt{ \1 }", value),
@@ -216,12 +206,12 @@ def polynomial(draw: random.Random) -> tuple[str, str]:
 @given(st.integers(0, 10**9))
 def test_products_equal_their_expansion_and_nothing_near_it(seed):
     draw = random.Random(seed)
-    product, expansion = polynomial(draw)
-    assert verdict(expansion, product) == "correct" and verdict(product, expansion) == "correct"
-    assert verdict(f"{expansion} + 1", product) == "wrong"
-    assert verdict(f"{expansion} + 10^{{-40}}", product) == "wrong"
+    factors, expansion = polynomial(draw)
+    assert verdict(expansion, factors) == "correct" and verdict(factors, expansion) == "correct"
+    assert verdict(f"{expansion} + 1", factors) == "wrong"
+    assert verdict(f"{expansion} + 10^{{-40}}", factors) == "wrong"
     at = draw.choice(letters(expansion))
-    assert verdict(expansion[:at] + expansion[at].swapcase() + expansion[at + 1 :], product) == "wrong"
+    assert verdict(expansion[:at] + expansion[at].swapcase() + expansion[at + 1 :], factors) == "wrong"
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -247,41 +237,24 @@ def test_any_text_gets_a_verdict(text, reference):
     assert verdict(text, reference) in ("correct", "wrong")
 
 
+TEXTS = (
+    "None of the above", "20°C", "x = 5", "Both {0} and {1}", "Vitamin D", "It is not known.", "(1, 2)",
+    "3\\sqrt{{2}}", "\\frac{{1}}{{2}}", "x > 2", "all of these", "I and II",
+)  # fmt: skip
+MARKS = ("({0}) ", "{0}. ", "{0}: ", "\\text{{({0}) }} ")
+TAKEN_BACK = (
+    "({0}) ({1})", "{0} or {1}", "({0}) or {1}", "{0}. 5 {1}. 6", "{0} = {1}", "({0}), ({1})", "{0}{1}",
+    "{0}/{1}", "({0}) {1}",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("letter", "ABCD")
 def test_an_option_is_committed_to_once(letter):
     other = "BCDA"["ABCD".index(letter)]
-    texts = [
-        "None of the above",
-        "20°C",
-        "x = 5",
-        f"Both {letter} and {other}",
-        "Vitamin D",
-        "It is not known.",
-        "(1, 2)",
-        "3\\sqrt{2}",
-        "\\frac{1}{2}",
-        "x > 2",
-        "all of these",
-        "I and II",
-    ]
-    for text in texts:
-        for way in (
-            f"({letter}) {text}",
-            f"{letter}. {text}",
-            f"{letter}: {text}",
-            f"\\text{{({letter}) }} {text}",
-        ):
-            assert verdict(way, letter) == "correct", way
-            assert verdict(way, other) == "wrong", way
-    for way in (
-        f"({letter}) ({other})",
-        f"{letter} or {other}",
-        f"({letter}) or {other}",
-        f"{letter}. 5 {other}. 6",
-        f"{letter} = {other}",
-        f"({letter}), ({other})",
-        f"{letter}{other}",
-        f"{letter}/{other}",
-        f"({letter}) {other}",
-    ):
+    for mark, text in product(MARKS, TEXTS):
+        way = (mark + text).format(letter, other)
+        assert verdict(way, letter) == "correct", way
+        assert verdict(way, other) == "wrong", way
+    for template in TAKEN_BACK:
+        way = template.format(letter, other)
         assert verdict(way, letter) == verdict(way, other) == "wrong", way

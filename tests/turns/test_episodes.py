@@ -76,7 +76,8 @@ def test_an_untrained_model_has_episodes_too(run_ranks, small_config, picture_da
 
 @pytest.mark.long
 def test_engine_and_policy_agree_on_episodes_with_shown_pictures(run_ranks, config):
-    """Three pictures a dialog at most; order of arrival and batch decide nothing; limits have their ends."""
+    """Three pictures a dialog at most; order of arrival, batch and ranks decide nothing; limits have their
+    ends."""
     result = run_ranks("episodes", config)[0]
     traces = result["traces"]
     assert result["apart"] < 1e-4 and result["packed"] < 1e-4
@@ -97,6 +98,10 @@ def test_engine_and_policy_agree_on_episodes_with_shown_pictures(run_ranks, conf
     kinds = {said.partition(",")[0].partition(":")[0] for said in observations}
     assert kinds == {"Picture 1", "Error"}
     assert result["again"] == traces
+    for rank in run_ranks("episodes", override(config, ["placement.workers_per_node=2"])):
+        assert rank["traces"] == traces == rank["again"] and rank["apart"] < 1e-4
+        assert rank["norm"] == pytest.approx(result["norm"], rel=1e-4)
+        assert rank["learned"] == pytest.approx(result["learned"], abs=2e-3)
 
 
 @pytest.mark.long
@@ -112,16 +117,6 @@ def test_limits_have_their_ends_and_episodes_are_carried_over(run_ranks, config)
     for whole, pieces in zip(result["greedy"], result["pieces"], strict=True):
         assert pieces.pop("segments") >= whole.pop("segments")
         assert pieces == whole
-
-
-@pytest.mark.long
-def test_two_ranks_are_one(run_ranks, config):
-    result = run_ranks("episodes", config)[0]
-    both = run_ranks("episodes", override(config, ["placement.workers_per_node=2"]))
-    for rank in both:
-        assert rank["traces"] == result["traces"] == rank["again"] and rank["apart"] < 1e-4
-        assert rank["norm"] == pytest.approx(result["norm"], rel=1e-4)
-        assert rank["learned"] == pytest.approx(result["learned"], abs=2e-3)
 
 
 @pytest.mark.long
