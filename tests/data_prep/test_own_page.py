@@ -14,7 +14,7 @@ from examples.demo import tiny_model
 from recipes.commands.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs/data.md"
-ELSEWHERE = re.compile(r"geometry3k|reasoning-gym|mathv60k|virl39k|generated|RUN|runs/ID|s3://|evaluate")
+ELSEWHERE = re.compile(r"geometry3k|mathv60k|virl39k|generated|RUN|runs/ID|s3://|evaluate")
 """What needs the hub, a bucket, or a run that has ended."""
 
 

@@ -142,6 +142,10 @@ def test_a_manifest_of_a_later_version_with_more_fields_is_read_and_an_older_for
     (tmp_path / MANIFEST).write_text(json.dumps(data | {"format": 1}))
     with pytest.raises(ConfigError, match="is of format 1, this version reads 2: prepare it again"):
         read_manifest(tmp_path)
+    of_tasks = data | {"statistics": {"answer_types": {"task": 3}}}
+    (tmp_path / MANIFEST).write_text(json.dumps(of_tasks))
+    with pytest.raises(ConfigError, match="rows of the answer type `task`, .*: prepare it again"):
+        read_manifest(tmp_path)
 
 
 def test_placeholders_and_images_must_agree(tmp_path):
