@@ -35,8 +35,16 @@ GOOD = {
 }
 
 
+def watch(scored_by="", **limits):
+    """The guards of a run whose engine may differ from the policy as far as it likes."""
+    settings = c.RunConfig(guards=Limits(**limits), rewards=c.Rewards(function=scored_by))
+    guards = GuardWatch(settings)
+    guards._engine_tolerance = math.inf
+    return guards
+
+
 def run(*steps: dict[str, float], **limits):
-    guards = GuardWatch(Limits(**limits))
+    guards = watch(**limits)
     for step in range(12):
         assert guards.look(step, GOOD) == []
     return [guards.look(12 + i, GOOD | step) for i, step in enumerate(steps)]
@@ -77,7 +85,7 @@ def test_each_sign_trips_its_guard_only(stats, guard, text):
 
 
 def test_a_gradient_that_is_large_from_the_first_step_is_seen():
-    guards = GuardWatch(Limits())
+    guards = watch()
     alarms = [guards.look(step, GOOD | {"grad/norm": 1e6}) for step in range(1, 13)]
     assert {alarm.guard for of_step in alarms for alarm in of_step} == {"gradient"}
     assert "the gradient norm is 1e+06 (limit 1e+03)" in alarms[0][0].text
@@ -90,33 +98,33 @@ FLAT = {
     "reward/mean": 1.0,
     "tokens/truncated_fraction": 0.6,
 }
-OWN = "rewards.function mine.py:score"
+OWN = "mine.py:score"
 
 
 @pytest.mark.parametrize(
     ("stats", "scored_by", "why"),
     [
         ({"grad/norm": 0.0}, "", "most were cut at rollout.max_tokens"),
-        ({}, OWN, f"all rewards of the step were 1.000, given by {OWN}"),
+        ({}, OWN, f"all rewards of the step were 1.000, given by rewards.function {OWN}"),
         ({"reward/std": 0.1}, "", "most were cut at rollout.max_tokens"),
         (
             {"reward/std": 0.1, "reward/accuracy": 1.0, "tokens/truncated_fraction": 0.0},
             OWN,
-            f"{OWN} gave 1.000 to every completion of the step",
+            f"rewards.function {OWN} gave 1.000 to every completion of the step",
         ),
         ({"reward/error_rate": 0.9, "reward/accuracy": 0.0}, "", UNGRADED),
         ({"reward/timeout_rate": 0.9, "reward/accuracy": 0.0}, "", UNGRADED),
     ],
 )
 def test_equal_rewards_are_named_with_what_gave_them(stats, scored_by, why):
-    alarms = GuardWatch(Limits(), scored_by=scored_by).look(3, GOOD | FLAT | stats)
+    alarms = watch(scored_by).look(3, GOOD | FLAT | stats)
     (text,) = [alarm.text for alarm in alarms if alarm.guard == "variance"]
     assert text.startswith(f"step 3: groups without variance teach nothing: share 1 (limit 0.9): {why}")
     assert {alarm.guard for alarm in alarms} <= {"variance", "truncated"}, "no gradient is no fault then"
 
 
 def test_every_guard_has_a_name_that_guards_end_may_use():
-    assert tuple(GuardWatch(Limits())._trips(1, GOOD)) == GUARDS
+    assert tuple(watch()._trips(1, GOOD)) == GUARDS
     documented = c.Guards.__doc__, (ROOT / "trainer/config/watching.py").read_text()
     assert all(f"{name}" in documented[1] for name in GUARDS)
 
@@ -135,14 +143,14 @@ def test_a_guard_warns_first_and_ends_after_its_patience():
 
 
 def test_nothing_is_known_of_usual_values_in_the_first_steps():
-    guards = GuardWatch(Limits())
+    guards = watch()
     for step, norm in enumerate((0.1, 50.0, 0.2, 70.0)):
         assert guards.look(step, GOOD | {"grad/norm": norm}) == []
 
 
 @pytest.mark.parametrize("at", [3, 4, 5, 9])
 def test_a_collapse_in_the_first_steps_is_seen_and_stays_seen(at):
-    guards = GuardWatch(Limits())
+    guards = watch()
     for step in range(1, at):
         assert guards.look(step, GOOD) == []
     for step in range(at, at + 20):
@@ -154,7 +162,7 @@ def test_a_collapse_in_the_first_steps_is_seen_and_stays_seen(at):
 def test_what_is_usual_lives_with_the_run():
     """Steps of an earlier process count, but for what belongs to its machine."""
     full = {"perf/host_memory_fraction": 0.1}
-    guards = GuardWatch(Limits())
+    guards = watch()
     guards.remember({"step": step} | GOOD | full for step in range(1, 9))
     found = guards.look(9, GOOD | {"entropy/mean": 0.05, "mismatch/logprob_abs_mean": 0.2})
     assert [a.guard for a in found] == ["entropy", "mismatch"]
@@ -177,7 +185,7 @@ def test_the_engine_has_an_absolute_limit_at_every_step_by_dtype():
         ("bf16", 0.06, True),
     ):
         settings = c.RunConfig(model=c.Model(dtype=dtype))
-        guards = GuardWatch(settings.guards, engine_tolerance=settings.engine_tolerance)
+        guards = GuardWatch(settings)
         alarms = [guards.look(step, GOOD | {"mismatch/logprob_abs_mean": gap}) for step in (1, 2, 3)]
         assert [bool(found) for found in alarms] == [trips, trips, trips], (dtype, gap)
         assert not trips or "the engine does not hold the policy's weights" in alarms[0][0].text
@@ -185,7 +193,7 @@ def test_the_engine_has_an_absolute_limit_at_every_step_by_dtype():
 
 
 def test_a_very_large_reward_and_unsound_logprobs_are_named_from_the_first_step_on():
-    guards = GuardWatch(Limits())
+    guards = watch()
     causes = {"reward": "1e+29 by rewards.function f.py:f for row 3", "engine": "row 7, completion 'x'"}
     found = guards.look(1, GOOD | {"reward/largest": 1e29, "rollout/not_finite": 2.0}, causes=causes)
     assert [a.guard for a in found] == ["reward", "engine"]
@@ -195,12 +203,12 @@ def test_a_very_large_reward_and_unsound_logprobs_are_named_from_the_first_step_
 
 
 def test_metrics_of_other_methods_are_not_missed():
-    assert GuardWatch(Limits()).look(1, {"sft/loss": 2.0}) == []
+    assert watch().look(1, {"sft/loss": 2.0}) == []
 
 
 def test_by_default_updates_that_are_skipped_in_every_step_end_the_run():
     """A step's other updates may be sound: its loss, which leaves the skipped ones out, shows nothing."""
-    guards = GuardWatch(Limits())
+    guards = watch()
     alarms = [guards.look(step, GOOD | {"optim/skipped_updates": 1.0}) for step in range(1, 4)]
     assert [any(alarm.end for alarm in step) for step in alarms] == [False, False, True]
 
@@ -231,9 +239,9 @@ def test_a_run_outside_its_bands_trips_a_guard_that_may_end_it():
     band = c.Band(metric="reward/mean", steps=(1, 50), low=(0.4, 0.9), source="three seeds")
     slow = c.Band(metric="time/step_s", steps=(1, 50), high=(1.0, 1.0), source="a page")
     limits = c.Guards(end="expected", patience=2)
-    watch = GuardWatch(limits, expected=c.Expected(bands=(slow, band)))
-    assert not watch.look(1, {"reward/mean": 0.5, "time/step_s": 9.0})
-    (first,) = watch.look(2, {"reward/mean": 0.1})
+    guards = GuardWatch(c.RunConfig(guards=limits, expected=c.Expected(bands=(slow, band))))
+    assert not guards.look(1, {"reward/mean": 0.5, "time/step_s": 9.0})
+    (first,) = guards.look(2, {"reward/mean": 0.1})
     assert first.guard == "expected" and "reward/mean left its band" in first.text and not first.end
-    (second,) = watch.look(3, {"kl/mean": 0.0})
+    (second,) = guards.look(3, {"kl/mean": 0.0})
     assert second.end

@@ -13,19 +13,12 @@ from trainer.config import RunConfig, override
 from trainer.observe import compare, live, mirror, report
 from trainer.observe.metrics import Metrics
 
+SAMPLE = {"row": 0, "question": "q", "completion": "c", "verdict": "wrong", "images": [], "step": 1}
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
 
 
 def sample_lines(folder, *names):
-    line = {
-        "step": 1,
-        "row": 0,
-        "question": "q",
-        "completion": "c",
-        "verdict": "wrong",
-        "images": list(names),
-    }
-    (folder / "samples.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "samples.jsonl").write_text(json.dumps(SAMPLE | {"images": list(names)}) + "\n")
 
 
 def test_a_report_takes_no_file_but_images_of_the_runs_own_samples(tmp_path):
@@ -39,13 +32,8 @@ def test_a_report_takes_no_file_but_images_of_the_runs_own_samples(tmp_path):
     (folder / "samples" / "page.png").write_bytes(b"<svg onload=alert(1)>")
     (folder / "samples" / "link.png").symlink_to(tmp_path / "private.png")
     (folder / "samples" / "good.svg").write_bytes(picture(5))
-    bad = (
-        "../../secret-key",
-        "/etc/hostname",
-        "../../private.png",
-        "other.png",
-        "samples/../../../private.png",
-    )
+    bad = ("../../secret-key", "/etc/hostname", "../../private.png", "other.png")
+    bad += ("samples/../../../private.png",)
     bad += ("samples/text.png", "samples/page.png", "samples/link.png", "samples/\0.png", "x" * 5000, 7, None)
     sample_lines(folder, *bad, "samples/good.svg")
     page = report.write_report(folder).read_text()
@@ -82,9 +70,6 @@ def test_a_line_without_a_step_is_passed_over(tmp_path, step):
         file.write("[" * 100_000 + "\n")
     assert [line["step"] for line in live.read_history(tmp_path)] == [1]
     assert "<h3>Reward</h3>" in report.write_report(tmp_path).read_text()
-
-
-SAMPLE = {"row": 0, "question": "q", "completion": "c", "verdict": "wrong", "images": [], "step": 1}
 
 
 @pytest.mark.parametrize(
@@ -165,11 +150,8 @@ def test_what_a_run_says_of_itself_moves_no_cursor(tmp_path, capsys):
     write_run(tmp_path, 6)
     evil = "\x1b]0;owned\x07\x1b[2Jdone\u202e [red]x[/red] [/]"
     progress = json.loads((tmp_path / "progress.json").read_text())
-    (tmp_path / "progress.json").write_text(
-        json.dumps(
-            progress | {"status": "running", "message": evil, "restarts": evil, "phase": evil, "pid": 1}
-        )
-    )
+    progress |= dict.fromkeys(("message", "restarts", "phase"), evil) | {"status": "running", "pid": 1}
+    (tmp_path / "progress.json").write_text(json.dumps(progress))
     worker = {"worker": evil, "device": evil, "lives": False, "why": evil, "completions": 3}
     (tmp_path / "fleet.json").write_text(json.dumps({"workers": [worker]}))
     assert live.main([str(tmp_path), "--once"]) == 0
@@ -186,20 +168,11 @@ def test_a_bucket_puts_nothing_but_a_runs_own_files_into_the_readers_folder(tmp_
     good = {"metrics.jsonl/00000000": b'{"step": 1, "reward/mean": 1.0}\n', "config.yaml": b"run: {}\n"}
     good |= {"progress.json": b'{"status": "finished"}', f"samples/{'a' * 16}.png": picture(2)}
     good |= {"launch.log/00000000": b"\x1b]0;owned\x07step 1\r\x1b[2Jdone\n"}
-    bad = (
-        "bucket",
-        "cost.json",
-        "report.html",
-        "launch.json",
-        "samples/evil.html",
-        "x/y/z",
-        "samples",
-        "rays.token",
-    )
+    bad = ("bucket", "cost.json", "report.html", "launch.json", "samples/evil.html")
     for name, data in good.items():
         (stream / name).parent.mkdir(parents=True, exist_ok=True)
         (stream / name).write_bytes(data)
-    for name in bad[:5]:
+    for name in bad:
         (stream / name).write_bytes(b"s3://evil")
     (bucket / "bought" / "stream" / "..x").write_bytes(b"x")
     record = ATTEMPT | {"host": "evil\u202edlrow", "left": "\u2066done"}
@@ -210,14 +183,8 @@ def test_a_bucket_puts_nothing_but_a_runs_own_files_into_the_readers_folder(tmp_
     assert capsys.readouterr().out == "--- attempt 1-aaaaaa\nstep 1\ndone\n"
     files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
     written = {name for name in files if not name.startswith(".pieces")}
-    assert written == {
-        "metrics.jsonl",
-        "config.yaml",
-        "progress.json",
-        f"samples/{'a' * 16}.png",
-        "launch.log",
-    }
-    assert not any(name.endswith(bad[:5]) for name in files)
+    assert written == {name.removesuffix("/00000000") for name in good}
+    assert not any(name.endswith(bad) for name in files)
 
     assert mirror.main(["runs", str(bucket)]) == 0
     out = capsys.readouterr().out

@@ -33,13 +33,10 @@ def test_the_majority_decides_and_a_tie_is_shared():
 
 
 def test_intervals_are_wilson_s_or_student_s_with_two_problems_more():
-    low, high = confidence_interval(
-        [1.0] * 7 + [0.0] * 3
-    )  # Wilson 1927, as statsmodels' proportion_confint gives it
-    assert (low, high) == (pytest.approx(0.396778, abs=1e-5), pytest.approx(0.892209, abs=1e-5))
-    assert confidence_interval([1.0] * 10)[1] == pytest.approx(1.0) and confidence_interval([1.0] * 10)[
-        0
-    ] == pytest.approx(0.7225, abs=1e-4)
+    # Wilson 1927, as statsmodels' proportion_confint gives it
+    wilson = confidence_interval([1.0] * 7 + [0.0] * 3)
+    assert wilson == pytest.approx((0.396778, 0.892209), abs=1e-5)
+    assert confidence_interval([1.0] * 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     # 18 problems of variance 1/12 about 1/2; Student's t of 17 degrees of freedom is 2.110 by its table
     low, high = confidence_interval([0.25, 0.75] * 8)
     assert low == pytest.approx(0.5 - 2.110 * (1 / 12 / 18) ** 0.5, abs=1e-3) and high == pytest.approx(

@@ -78,19 +78,15 @@ def test_the_configured_step_is_recorded_call_by_call_and_pushed(tmp_path, capsy
     stored = tmp_path / "bucket/one/profile/step-00000002"
     assert [f.read_bytes() for f in sorted(stored.iterdir())] == [f.read_bytes() for f in files]
     out = capsys.readouterr().out
-    assert (
-        out.startswith(f"profile of step 2: {folder}, up to") and "no memory snapshot: that is CUDA's" in out
-    )
-    assert out.count("\n") == 1
+    assert out.startswith(f"profile of step 2: {folder}, up to") and out.count("\n") == 1
 
 
 def test_a_request_while_it_runs_records_the_next_step_once(tmp_path):
-    config = configured(tmp_path, remote=False)
-    rank = Rank(config)
+    rank = Rank(configured(tmp_path, remote=False))
     profiles = rank.profiles()
+    (tmp_path / "run").mkdir()
     for step in (1, 2, 3):
         if step == 2:
-            (tmp_path / "run" / REQUEST).parent.mkdir()
             (tmp_path / "run" / REQUEST).touch()
         profiles.begin(step)
         rank.update()
@@ -98,22 +94,16 @@ def test_a_request_while_it_runs_records_the_next_step_once(tmp_path):
     assert [p.name for p in (tmp_path / "run/profile").iterdir()] == ["step-00000002"]
 
 
-def test_a_long_call_is_recorded_for_so_many_seconds(tmp_path):
-    config = configured(tmp_path, remote=False, profile_s=0.1)
-    rank = Rank(config)
+def test_a_long_call_is_recorded_for_so_many_seconds_and_one_that_fails_raises_its_own_error(tmp_path):
+    rank = Rank(configured(tmp_path, remote=False, profile_s=0.1))
     rank.record(1)
     rank.update(10, pause_s=0.04)
     (file,) = (tmp_path / "run/profile/step-00000001").iterdir()
     assert 2 <= names_in(file).count("aten::addmm") < 16  # of 20
-
-
-def test_a_call_that_fails_raises_its_own_error_and_the_next_is_recorded(tmp_path):
-    rank = Rank(configured(tmp_path, remote=False))
-    rank.record(1)
     with pytest.raises(UnboundLocalError):
         rank.update(0)
     rank.update()
-    assert rank.recorded().files == 1
+    assert rank.recorded().files == 2
 
 
 def test_a_bucket_that_fails_costs_the_copy_only(tmp_path, capsys):

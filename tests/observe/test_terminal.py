@@ -1,7 +1,9 @@
 """The live display in a terminal emulator: it fits, nothing scrolls away, and the least important rows go."""
 
+import json
 import os
 import pty
+import random
 import select
 import struct
 import subprocess
@@ -85,9 +87,6 @@ def running(folder: Path) -> None:
 
 
 def add_steps(folder: Path, first: int, last: int) -> None:
-    import json
-    import random
-
     for step in range(first, last + 1):
         line = {"step": step} | values(step, 60, random.Random(step)) | FULL
         with (folder / "metrics.jsonl").open("a") as file:

@@ -39,7 +39,6 @@ SHOWN = ("no_answer", "variance")
 """Guards whose alarm shows a completion."""
 OF_MACHINES = ("disk", "memory")
 """Guards whose alarm is about the machine, not about the weights."""
-NOTHING_EXPECTED = config.Expected()
 QUIET = 10
 """Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
@@ -114,23 +113,15 @@ class Alarm:
 class GuardWatch:
     """Compares each step with limits and with earlier steps."""
 
-    def __init__(
-        self,
-        limits: config.Guards,
-        form: str = "",
-        engine_tolerance: float = math.inf,
-        expected: config.Expected = NOTHING_EXPECTED,
-        scored_by: str = "",
-    ) -> None:
-        """form: what an answer has to look like, for a person. engine_tolerance: largest mean difference of
-        engine and policy, nats per token. expected: the bands of the run's recipe. scored_by: the user's
-        reward function; "" where the built-in grader scores."""
-        self.limits = limits
-        self._expected = ExpectationWatch(expected)
+    def __init__(self, settings: config.RunConfig, form: str = "") -> None:
+        """form: what an answer has to look like, for a person."""
+        self.limits = settings.guards
+        self._expected = ExpectationWatch(settings.expected)
         self._form = form
-        self._engine_tolerance = engine_tolerance
-        self._scored_by = scored_by
-        self._ends = limits.ending
+        self._engine_tolerance = settings.engine_tolerance
+        functions = " + ".join(function.path for function in settings.rewards.own)
+        self._scored_by = f"rewards.function {functions}" if functions else ""
+        self._ends = settings.guards.ending
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
@@ -328,22 +319,10 @@ def shortened_completion(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS else f"... {text[-SHOWN_CHARS:]}"
 
 
-def guards_of(settings: config.RunConfig, form: str = "") -> GuardWatch:
-    """The guards of a run. form: as `GuardWatch` takes it."""
-    functions = " + ".join(function.path for function in settings.rewards.own)
-    return GuardWatch(
-        settings.guards,
-        form,
-        settings.engine_tolerance,
-        settings.expected,
-        scored_by=f"rewards.function {functions}" if functions else "",
-    )
-
-
 def troubles_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[tuple[Alarm, int]]:
     """The first alarm of each guard that tripped in a run's metrics, by the run's own limits, and the last
     step that tripped it."""
-    watch = guards_of(settings)
+    watch = GuardWatch(settings)
     first: dict[str, Alarm] = {}
     last: dict[str, int] = {}
     for record in history:

@@ -15,7 +15,7 @@ from trainer.data.reader import RowReader
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.learner_part import LearnerFacts
-from trainer.observe.guards import guards_of
+from trainer.observe.guards import GuardWatch
 from trainer.observe.history import read_history
 from trainer.observe.live import step_line
 from trainer.observe.metrics import Metrics
@@ -49,7 +49,7 @@ class StepLog:
         self.config, self.clock = config, clock
         self._phases, self._profiles = phases, profiles
         self._retention, self._learner = retention, learner
-        self._guards = guards_of(config, FORMS[config.rewards.answer].expected)
+        self._guards = GuardWatch(config, FORMS[config.rewards.answer].expected)
         self._nodes = NodeStats(config.run.dir)
         self._peak_flops = peak_flops(learner.device_name if learner else "")
         models = by_model(config) if self._peak_flops else []

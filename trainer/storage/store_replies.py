@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 
+OTHER_REGION = "the bucket is in another region: set AWS_REGION{region}"
+BAD_CERTIFICATE = "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
 CURES = {
-    "SignatureDoesNotMatch": (
-        "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (R2: R2_SECRET_ACCESS_KEY)"
-    ),
-    "InvalidAccessKeyId": (
-        "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)"
-    ),
+    "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY or R2_SECRET_ACCESS_KEY",
+    "InvalidAccessKeyId": "the store does not know the access key: check AWS_ACCESS_KEY_ID (or R2's)",
     "InvalidToken": (
         "the session token is wrong: set AWS_SESSION_TOKEN again, or unset it; where none is set, the store"
         " does not know its own listing's next page, and cannot hold a run"
@@ -24,9 +22,9 @@ CURES = {
     "RequestExpired": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
     "NoSuchBucket": "there is no such bucket: create it, or correct its name",
     "InvalidBucketName": "that is no bucket name: correct it",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION{region}",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION{region}",
-    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION{region}",
+    "AuthorizationHeaderMalformed": OTHER_REGION,
+    "PermanentRedirect": OTHER_REGION,
+    "IllegalLocationConstraintException": OTHER_REGION,
     "InvalidRegionName": "the store does not know the region: set AWS_REGION (R2: auto)",
     "AccessDenied": "the key has no right to do this: give it get, put, list and delete on the bucket",
     "AllAccessDisabled": "the bucket is disabled: ask the provider",
@@ -54,12 +52,8 @@ TEXTS = {
     "computeMetadata": NO_GOOGLE_KEY,
     "169.254.169.254": "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "redirect without LOCATION": CURES["PermanentRedirect"],
-    "invalid peer certificate": (
-        "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
-    ),
-    "CertificateRequired": (
-        "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
-    ),
+    "invalid peer certificate": BAD_CERTIFICATE,
+    "CertificateRequired": BAD_CERTIFICATE,
     "invalid_grant": "Google refuses the service account's key: check it, and this machine's clock",
 }
 """Where there was no reply from the store itself, the first that fits."""
