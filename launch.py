@@ -101,17 +101,9 @@ def install_uv() -> str:
         )
         return ""
     print("launch.py: installing uv into .cache/uv (once)", file=sys.stderr, flush=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--target",
-        str(CACHE),
-    ]
-    done = subprocess.run([*pip, "uv"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    options = ("--quiet", "--disable-pip-version-check", "--target", str(CACHE))
+    pip = [sys.executable, "-m", "pip", "install", *options, "uv"]
+    done = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     uv = CACHE / "bin" / "uv"
     if done.returncode or not uv.exists():
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]

@@ -24,16 +24,13 @@ def catalog() -> str:
     for name, entry in CATALOG.items():
         kind = "evaluation" if entry.evaluation else "training"
         rows = f"{entry.rows:,} rows" if entry.rows else "rows not stated"
+        license = entry.license or "not read here: look before use"
+        commit = entry.revision or "main, named in the manifest"
         lines.append(f"{name:<12}{kind}: {entry.about}")
-        lines.append(
-            f"{'':<12}{entry.repo}, {rows}, license {entry.license or 'not read here: look before use'}"
-        )
-        lines.append(
-            f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}"
-        )
-    lines.append(f"{'generated':<12}training: geometry, counting; five difficulties")
-    lines.append(f"{'':<12}drawn here, as many rows as are asked for (--rows, --difficulty, --seed)")
-    lines.append(f"{'':<12}checked: every kind of question by an independent solver (tests)")
+        lines.append(f"{'':<12}{entry.repo}, {rows}, license {license}")
+        lines.append(f"{'':<12}commit: {commit}; checked: {entry.checked}")
+    lines.append(f"{'generated':<12}training: geometry, counting; five difficulties (--rows, --seed)")
+    lines.append(f"{'':<12}drawn here; checked: every kind of question by an independent solver (tests)")
     return "\n".join(lines)
 
 

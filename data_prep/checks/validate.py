@@ -15,22 +15,10 @@ from trainer.images.decoding import ImageLimits
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
 _MEDIA = re.compile(r"<(?:video|audio)(?:[ _:-]?\d{1,3})?>|\[(?:VIDEO|AUDIO)\]", re.IGNORECASE)
-UNASKABLE = frozenset(
-    {
-        "image_count",
-        "image_missing",
-        "image_refused",
-        "image_ambiguous",
-        "image_empty",
-        "image_undecodable",
-        "image_crashed",
-        "image_ratio",
-        "image_too_large",
-        "no_question",
-        "other_media",
-        "special_token",
-    }
-)
+UNASKABLE = frozenset((
+    "image_count", "image_missing", "image_refused", "image_ambiguous", "image_empty", "image_undecodable",
+    "image_crashed", "image_ratio", "image_too_large", "no_question", "other_media", "special_token",
+))  # fmt: skip
 """Reasons for which not even an evaluation set can keep a row."""
 
 

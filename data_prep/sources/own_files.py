@@ -287,10 +287,7 @@ def split_of(path: str) -> str:
 
 
 def own(
-    path: str | Path,
-    name: str = "",
-    images: Sequence[str | Path] = (),
-    given: Given = Given(),
+    path: str | Path, name: str = "", images: Sequence[str | Path] = (), given: Given = Given()
 ) -> list[RecordSource]:
     """Sources of a local file or folder: one per form that its data files have.
 

@@ -83,14 +83,9 @@ def _text(value: Any) -> str:
 
 
 def _facts(manifest: Manifest) -> str:
-    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.rows.items())
-    lines = [
-        f"Rows: {_text(splits)}. Left out: {sum(manifest.quarantined.values()):,} (in quarantine.jsonl).",
-        f"{len(manifest.files)} shards, {manifest.size_bytes / 2**20:,.1f} MiB. "
-        f"Revision: {_text(manifest.revision or 'local')}.",
-        f"Fingerprint: {_text(manifest.fingerprint)}",
-    ]
-    return f"<p class=meta>{'<br>'.join(lines)}</p>"
+    shards = f"{len(manifest.files)} shards, {manifest.size_bytes / 2**20:,.1f} MiB"
+    pin = _text(manifest.revision or "local")
+    return f"<p class=meta>{shards}. Revision: {pin}.<br>Fingerprint: {_text(manifest.fingerprint)}</p>"
 
 
 def _tables(manifest: Manifest) -> str:

@@ -261,9 +261,7 @@ TRUST = click.option(
     "--trust", is_flag=True, help="run what the bucket says of somebody else's launch without asking"
 )
 TARGET = click.option(
-    "--target",
-    metavar="NAME",
-    help="where: see docs/targets.md; default: the cheapest that can",
+    "--target", metavar="NAME", help="where: see docs/targets.md; default: the cheapest that can"
 )
 SET = click.option(
     "--set",
@@ -281,9 +279,7 @@ RUN_ID = click.option(
 )
 CHECKPOINTS = bucket("s3://, gs:// or r2://, that checkpoints are pushed to")
 RECORDED = options(
-    RUN_ID,
-    CHECKPOINTS,
-    click.option("--reproducible", is_flag=True, help="refuse a dirty git tree"),
+    RUN_ID, CHECKPOINTS, click.option("--reproducible", is_flag=True, help="refuse a dirty git tree")
 )
 REMOTE = options(
     click.option(

@@ -233,10 +233,7 @@ def stop_run(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
 @click.option("--pass-rate", is_flag=True, help="of every training row, into pass_rates.jsonl")
 @click.option("--samples", type=int, metavar="N", help="completions per row (8; of benchmarks 1)")
 @click.option(
-    "--temperature",
-    type=float,
-    metavar="T",
-    help="of benchmarks: 0 for one completion, 1 for several",
+    "--temperature", type=float, metavar="T", help="of benchmarks: 0 for one completion, 1 for several"
 )
 @click.option(
     "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"

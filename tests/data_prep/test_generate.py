@@ -111,11 +111,7 @@ def solve_details(scene: Scene, question: str) -> str:
     return str(sum(values))
 
 
-SOLVERS = {
-    "geometry": solve_geometry,
-    "counting": solve_counting,
-    "details": solve_details,
-}
+SOLVERS = {"geometry": solve_geometry, "counting": solve_counting, "details": solve_details}
 
 
 def made(family: str, difficulty: int, seed: int) -> Problem:

@@ -32,10 +32,7 @@ BAD = [
     ("up 7B --target slurm --bucket '  ' --dry-run", "variable is not set"),
     ("up 7B --target slurm --set storage.bucket=s3:/a", "unknown form"),
     ("pull mine --bucket 's3://$MINE'", "holds a variable that was not filled in"),
-    (
-        "up 7B --target skypilot-runpod --bucket file:///data",
-        "a folder of one machine, and skypilot-runpod",
-    ),
+    ("up 7B --target skypilot-runpod --bucket file:///data", "a folder of one machine, and skypilot-runpod"),
     (
         "render 7B --target dstack-gcp --set storage.bucket=file:///data",
         "a folder of one machine, and dstack",

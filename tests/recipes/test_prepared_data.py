@@ -12,16 +12,21 @@ from recipes.presets import get
 ROOT = Path(__file__).parents[2]
 
 
+def checkout(folder, environment: str, python: str) -> None:
+    """A checkout whose Python of that environment is a script, and whose set-up does nothing."""
+    path = folder / f".venvs/{environment}/bin/python"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/bash\n{python}\n")
+    path.chmod(0o755)
+    (folder / "trainer/shell").mkdir(parents=True)
+    for name in ("setup.sh", "driver.sh"):
+        (folder / "trainer/shell" / name).write_text("")
+    shutil.copy(ROOT / "trainer/shell/task.sh", folder / "trainer/shell")
+
+
 def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
     recipe = get("grpo-qwen2.5-0.5b-gsm8k")
-    python = tmp_path / ".venvs/gpu/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/bash\n[ "$2" = trainer.storage ] && exit 2\necho "ran $*"\n')
-    python.chmod(0o755)
-    (tmp_path / "trainer/shell").mkdir(parents=True)
-    (tmp_path / "trainer/shell/setup.sh").write_text("")
-    (tmp_path / "trainer/shell/driver.sh").write_text("")
-    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    checkout(tmp_path, "gpu", '[ "$2" = trainer.storage ] && exit 2\necho "ran $*"')
 
     def run(data):
         env = os.environ | {"DATA": data, "BUCKET": "s3://mine"}
@@ -41,19 +46,12 @@ def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
 def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_takes_it(tmp_path):
     recipe = get("demo")
     name = script._data_name(recipe.steps[0])
-    python = tmp_path / ".venvs/cpu/bin/python"
-    python.parent.mkdir(parents=True)
     store = f'[ "$2" != trainer.storage ] || exec {sys.executable} "$@"'
     made = f"$DATA/{name}"
     make = (
         f'[ "$2" != examples.demo.shapes ] || {{ mkdir -p "{made}"; echo "{{}}" > "{made}/manifest.json"; }}'
     )
-    python.write_text(f'#!/bin/bash\necho "$2 $3"\n{store}\n{make}\n')
-    python.chmod(0o755)
-    for file in ("setup.sh", "driver.sh"):
-        (tmp_path / "trainer/shell").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "trainer/shell" / file).write_text("")
-    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    checkout(tmp_path, "cpu", f'echo "$2 $3"\n{store}\n{make}')
     setup = script.setup_commands(recipe, begun=False)
     code = f"set -euo pipefail\n{setup}{script.keep_commands(recipe)}wait\n"
 

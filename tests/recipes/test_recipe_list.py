@@ -16,17 +16,8 @@ from recipes.screens import recipe_list
 from recipes.screens.recipe_list import ListedRecipe
 
 ROOT = Path(__file__).parents[2]
-ONE = ListedRecipe(
-    name="kept",
-    purpose=recipe_list.TEXT,
-    path="a/b",
-    model="b",
-    gpus="1 x 1 L4",
-    hours=1.5,
-    usd=2.0,
-    steps=3,
-    where="L",
-)
+SHOWN = {"path": "a/b", "model": "b", "gpus": "1 x 1 L4", "hours": 1.5, "usd": 2.0, "steps": 3, "where": "L"}
+ONE = ListedRecipe(name="kept", purpose=recipe_list.TEXT, **SHOWN)
 
 
 @pytest.fixture
@@ -102,20 +93,9 @@ def test_every_module_that_planning_loads_is_under_the_hash():
     assert len(inner) > 60 and inner - set(recipe_list.figure_sources()) <= plain
 
 
-PLAIN = (
-    "__init__.py",
-    "system/__init__.py",
-    "system/errors.py",
-    "system/exit_codes.py",
-    "system/guarded_process.py",
-    "system/own_file.py",
-    "system/process_set.py",
-    "system/redaction.py",
-    "system/processes.py",
-    "system/records.py",
-    "system/terminal_text.py",
-    "system/web_request.py",
-)
+ALONE = ("errors", "exit_codes", "guarded_process", "own_file", "process_set", "processes", "records")
+ALONE += ("__init__", "redaction", "terminal_text", "web_request")
+PLAIN = ("__init__.py", *(f"system/{name}.py" for name in ALONE))
 
 
 def test_lines_say_what_the_plan_says_and_where_each_target_is():

@@ -10,10 +10,7 @@ from trainer.config import budget
 RECIPE = "grpo-qwen2.5-vl-72b-mathv60k"
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [(RECIPE, 10.0), ("grpo-qwen2.5-vl-7b-mathv60k", 16.0)],
-)
+@pytest.mark.parametrize(("name", "least"), [(RECIPE, 10.0), ("grpo-qwen2.5-vl-7b-mathv60k", 16.0)])
 def test_keys_take_what_their_limit_says_and_the_plan_counts_them(name, least):
     recipe = memory.with_rows(get(name))
     config, shape = recipe.config, hub_config.shape(recipe.config.model)
