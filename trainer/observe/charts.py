@@ -1,8 +1,6 @@
 """What a report draws, and how: curves and bars as inline SVG, from numbers and the standard library alone.
-
 Colors are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line has at most `MAX_POINTS`
-vertices: the smallest and the largest value of every bucket of steps, so that no spike is lost.
-"""
+vertices: the smallest and the largest value of every bucket of steps, so that no spike is lost."""
 
 from __future__ import annotations
 

@@ -84,10 +84,8 @@ def against_bands(folder: Path) -> int:
 
 
 def against_run(first: Path, second: Path) -> int:
-    """Prints the first step at which two runs differ, and in what. Returns the exit code.
-
-    Times and speeds are left out: equal runs have different ones.
-    """
+    """Prints the first step at which two runs differ, and in what. Returns the exit code. Times and speeds
+    are left out: equal runs have different ones."""
     ours, theirs = ({record["step"]: record for record in metrics_of(run)} for run in (first, second))
     names = f"{run_name(first)} and {run_name(second)}"
     both = sorted(ours.keys() & theirs.keys())

@@ -141,10 +141,8 @@ class GuardWatch:
         example: str = "",
         causes: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Alarm]:
-        """The alarms of a step, in the order of the guards.
-
-        example: one of its completions. causes: guard -> what it would name, such as the row of a reward.
-        """
+        """The alarms of a step, in the order of the guards. example: one of its completions. causes: guard ->
+        what it would name, such as the row of a reward."""
         alarms = []
         for guard, text in self._trips(step, stats).items():
             if text and example and guard in SHOWN:
@@ -283,10 +281,8 @@ class GuardWatch:
 
     def _drifted(self, guard: str, stats: Mapping[str, float]) -> str:
         """What is wrong with a metric that has left its range around the median of the run's first steps.
-
-        Nothing where the step lacks the metric, and until there are enough steps. A value that is wrong
-        is not taken for usual, so a collapse in the first steps does not hide itself.
-        """
+        Nothing where the step lacks the metric, and until there are enough steps. A value that is wrong is
+        not taken for usual, so a collapse in the first steps does not hide itself."""
         metric, below, above = DRIFTS[guard]
         now = stats.get(metric, math.nan)
         if not math.isfinite(now):

@@ -122,10 +122,8 @@ def follow(
     poll_s: float = REFRESH_S,
 ) -> str:
     """Shows the run until `stop()` is true (None: until the run says that it has ended), and once more after
-    it. Returns its last status.
-
-    With `stop`, what an earlier attempt left in the run directory is not shown as news.
-    """
+    it. Returns its last status. With `stop`, what an earlier attempt left in the run directory is not shown
+    as news."""
     console = console or Console()
     run_dir = Path(run_dir)
     began = newest_s = time.time() if stop else 0.0

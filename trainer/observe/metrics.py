@@ -1,8 +1,6 @@
-"""What a run writes about itself while it runs, and how it is read back.
-
-Its files: trainer/config/run_folder.py. A line is written with one system call, so a SIGKILL loses at most
-the line it tears. Names and units of metrics: docs/metrics.md.
-"""
+"""What a run writes about itself while it runs, and how it is read back. Its files:
+trainer/config/run_folder.py. A line is written with one system call, so a SIGKILL loses at most the line it
+tears. Names and units of metrics: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -29,10 +27,8 @@ NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
 
 
 class Metrics:
-    """Writes the metrics and samples of one run to every place the configuration asks for.
-
-    Lives in the driver.
-    """
+    """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the
+    driver."""
 
     def __init__(
         self,
@@ -43,12 +39,9 @@ class Metrics:
         samples: bytes = b"",
     ) -> None:
         """Opens the run's files, to resume after `resume_step` (0: a fresh start, which drops an earlier
-        run's lines).
-
-        history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose
-        disk lacks the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError
-        when W&B is asked to be online without an account.
-        """
+        run's lines). history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a
+        new node whose disk lacks the lines up to `resume_step`; the samples' images are not restored. Raises
+        ConfigError when W&B is asked to be online without an account."""
         self.run_dir = Path(run_dir)
         self.config = config
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -72,12 +65,9 @@ class Metrics:
             self._trackers.append(WeightsAndBiases(self.run_dir, config, resume_step))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one line.
-
-        Several lines of one step are merged by the readers, the later value of a name winning.
-
-        Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a number.
-        """
+        """Writes one line. Several lines of one step are merged by the readers, the later value of a name
+        winning. Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a
+        number."""
         numbers = {}
         line: dict[str, Any] = {"step": int(step), "time/unix_s": time.time()}
         for name, value in values.items():
@@ -92,13 +82,10 @@ class Metrics:
             tracker.log(step, numbers)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Writes completions with their grades.
-
-        Each row: row, question, completion (the text), ground_truth, verdict, reward, advantage, tokens (of
-        the completion), and image_pngs: encoded images (PNG, JPEG or WebP), kept at no more than IMAGE_SIDE
-        pixels. An episode of several turns also has dialog: [reply, observation, reply, ...], and shown: how
-        many of the last images each observation showed.
-        """
+        """Writes completions with their grades. Each row: row, question, completion (the text), ground_truth,
+        verdict, reward, advantage, tokens (of the completion), and image_pngs: encoded images (PNG, JPEG or
+        WebP), kept at no more than IMAGE_SIDE pixels. An episode of several turns also has dialog: [reply,
+        observation, reply, ...], and shown: how many of the last images each observation showed."""
         written = []
         for row in rows:
             record: dict[str, Any] = {"step": int(step)} | row
@@ -135,10 +122,8 @@ class Metrics:
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
-    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix.
-
-    A small image is kept as it is if a browser shows it the same way.
-    """
+    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix. A small
+    image is kept as it is if a browser shows it the same way."""
     from trainer.images.decoding import open_image, to_rgb
 
     with open_image(data) as image:
@@ -218,11 +203,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run with our run id, so that every attempt of a preempted run is one run there.
-
-    Online, the service drops the steps that it has seen. Offline, every attempt leaves a directory of its own
-    that holds the whole history so far: `wandb sync` of the newest one is enough.
-    """
+    """A W&B run with our run id, so that every attempt of a preempted run is one run there. Online, the
+    service drops the steps that it has seen. Offline, every attempt leaves a directory of its own that holds
+    the whole history so far: `wandb sync` of the newest one is enough."""
 
     def __init__(self, run_dir: Path, config: RunConfig, resume_step: int) -> None:
         import wandb

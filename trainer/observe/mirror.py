@@ -64,10 +64,8 @@ QUICK = RetryPolicy(attempts=2, request_retries=2, request_retry_s=10.0, stall_s
 
 
 class RunMirror:
-    """One run's stream.
-
-    Raises ConfigError where the bucket has none, StorageError for one that does not answer.
-    """
+    """One run's stream. Raises ConfigError where the bucket has none, StorageError for one that does not
+    answer."""
 
     def __init__(self, url: str, folder: str | Path):
         self.storage = Storage(url, retry=QUICK)
@@ -171,10 +169,8 @@ class RunMirror:
         self._write(PROGRESS, json.dumps(progress).encode())
 
     def weights(self) -> Path:
-        """The exported weights, the largest part of a run: fetched on request.
-
-        Raises ConfigError without any.
-        """
+        """The exported weights, the largest part of a run: fetched on request. Raises ConfigError without
+        any."""
         weights = self.storage.list(f"{CHECKPOINTS}/{EXPORTED}")
         if not weights:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
@@ -241,10 +237,7 @@ def show_log(mirror: RunMirror, follow: bool, every_s: float) -> None:
 
 def run_lines(bucket: str) -> list[str]:
     """Two lines for every run in a bucket, the last begun last: its id and when it began; how it stands, and
-    why.
-
-    Raises ConfigError where there is none.
-    """
+    why. Raises ConfigError where there is none."""
     storage = Storage(bucket, retry=QUICK)
 
     def look(run: str) -> tuple[str, NewestAttempt | None]:

@@ -39,10 +39,8 @@ class NodeStats:
         self._since = time.time()
 
     def take(self) -> dict[str, float]:
-        """Metrics of the time since the last call.
-
-        Disk and memory are those of the node with the least left.
-        """
+        """Metrics of the time since the last call. Disk and memory are those of the node with the least
+        left."""
         newest = newest_lines(self.run_dir / NODES)
         samples = [sample for sample in newest if sample["unix_s"] >= self._since]
         self._since = time.time()
@@ -184,10 +182,8 @@ def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]
 
 
 def _file_bytes() -> dict[int, int]:
-    """Bytes that the job's processes on this node have read and written in files so far, by process id.
-
-    Ray names its actors after what they run. The driver is a child of the process that supervises the job.
-    """
+    """Bytes that the job's processes on this node have read and written in files so far, by process id. Ray
+    names its actors after what they run. The driver is a child of the process that supervises the job."""
     job: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

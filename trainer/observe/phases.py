@@ -1,8 +1,6 @@
-"""Which phase each lane of a run is in, and how long each phase took. Standard library only.
-
-A lane is work that goes on one piece after the other: a run whose ranks sample and learn in turns has one, a
-run that samples on other machines meanwhile has two.
-"""
+"""Which phase each lane of a run is in, and how long each phase took. Standard library only. A lane is work
+that goes on one piece after the other: a run whose ranks sample and learn in turns has one, a run that
+samples on other machines meanwhile has two."""
 
 from __future__ import annotations
 
@@ -59,11 +57,9 @@ class Lane:
             self._on_boundary(name)
 
     def begin(self, step: int) -> None:
-        """Says that step `step` begins (1 is the first).
-
-        The clock of the first one starts here; that of a later one where the last `take` ended, so that what
-        comes between logging and the next step, such as a checkpoint, is that step's.
-        """
+        """Says that step `step` begins (1 is the first). The clock of the first one starts here; that of a
+        later one where the last `take` ended, so that what comes between logging and the next step, such as a
+        checkpoint, is that step's."""
         if not self._taken:
             self._seconds = {}
             self._began = time.monotonic()
@@ -195,10 +191,8 @@ class StartClock:
 
 
 def mean_seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, float]]]:
-    """Mean seconds per step of each phase, by lane; the lane's name is empty where the run has one.
-
-    `other` is what no phase of the lane covers. Records without a step's time are passed over.
-    """
+    """Mean seconds per step of each phase, by lane; the lane's name is empty where the run has one. `other`
+    is what no phase of the lane covers. Records without a step's time are passed over."""
     timed = [record for record in history if "time/step_s" in record]
     if not timed:
         return {}

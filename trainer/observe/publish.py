@@ -50,11 +50,9 @@ RUNS_CODE = "auto_map"
 def assemble_publication(
     run_dir: Path, weights: Path, out: Path, scores: Path | None = None, with_diff: bool = False
 ) -> list[Path]:
-    """Fills the empty folder `out` with what is published; returns its files.
-
-    Weights are linked where the disk allows it. scores: benchmarks.json of an evaluation of this run.
-    with_diff: the manifest keeps the changes of the tree. Raises ConfigError where something is missing.
-    """
+    """Fills the empty folder `out` with what is published; returns its files. Weights are linked where the
+    disk allows it. scores: benchmarks.json of an evaluation of this run. with_diff: the manifest keeps the
+    changes of the tree. Raises ConfigError where something is missing."""
     history = metrics_of(run_dir)
     if not any(weights.glob("*.safetensors")):
         raise ConfigError(

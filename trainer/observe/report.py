@@ -75,10 +75,8 @@ def last_line(run_dir: str | Path) -> str:
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Writes `report.html` into the run directory and returns its path.
-
-    Raises ConfigError where there is no run.
-    """
+    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no
+    run."""
     run_dir = Path(run_dir)
     history = compare.metrics_of(run_dir)
     attempts = []

@@ -1,7 +1,5 @@
-"""Scores of benchmarks from graded completions: pass@k, majority vote, confidence intervals, per category.
-
-It is plain arithmetic on the lines of `pass_rates.jsonl`; trainer/loops/pass_rate.py samples the model.
-"""
+"""Scores of benchmarks from graded completions: pass@k, majority vote, confidence intervals, per category. It
+is plain arithmetic on the lines of `pass_rates.jsonl`; trainer/loops/pass_rate.py samples the model."""
 
 from __future__ import annotations
 
@@ -55,10 +53,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority_accuracy(answers: Sequence[tuple[str | None, float]]) -> float:
-    """Accuracy of the most frequent answer; the mean over answers that share the first place.
-
-    Answers of equal value are spelled alike (`Scorer.by_value`).
-    """
+    """Accuracy of the most frequent answer; the mean over answers that share the first place. Answers of
+    equal value are spelled alike (`Scorer.by_value`)."""
     votes = Counter(answer for answer, _ in answers if answer is not None)
     if not votes:
         return 0.0
@@ -69,12 +65,10 @@ def majority_accuracy(answers: Sequence[tuple[str | None, float]]) -> float:
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean over problems: Wilson's where each is right or wrong.
-
-    Where problems have means of several completions, one problem that is always right and one that is always
-    wrong are added, so that means that agree by chance leave an interval; then Student's t.
-    tests/observe/test_intervals.py has the coverage.
-    """
+    """95% interval of the mean over problems: Wilson's where each is right or wrong. Where problems have
+    means of several completions, one problem that is always right and one that is always wrong are added, so
+    that means that agree by chance leave an interval; then Student's t. tests/observe/test_intervals.py has
+    the coverage."""
     n = len(values)
     mean = sum(values) / n
     if set(values) <= {0.0, 1.0}:
@@ -118,11 +112,8 @@ def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
 
 
 def score_benchmarks(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str, Any]]:
-    """Benchmark -> its figures.
-
-    `categories` holds the figures of its parts, if it has several. `published` holds what the authors
-    of `base`, the hub id of the model that is evaluated or was trained, say.
-    """
+    """Benchmark -> its figures. `categories` holds the figures of its parts, if it has several. `published`
+    holds what the authors of `base`, the hub id of the model that is evaluated or was trained, say."""
     by_benchmark: dict[str, dict[str, list[ScoredProblem]]] = {}
     for row in rows:
         name, _, part = row.source.partition("/")
@@ -144,10 +135,8 @@ def describe_prompt(system_prompt: str) -> str:
 
 
 def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
-    """The scores as a Markdown table.
-
-    judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
-    """
+    """The scores as a Markdown table. judge: the model that graded free text; empty: rules alone.
+    system_prompt: what was asked with."""
     benchmarks = list(by_benchmark.values())
     columns = [key for key in benchmarks[0] if "@" in key]
     published = column(benchmarks, "published")

@@ -1,9 +1,6 @@
 """Profiles one step: torch.profiler's trace of each call of each rank and, on CUDA, the allocator's history
-(docs/failures.md).
-
-`logging.profile_step` names the step. While a run runs, a file in its folder asks for the next one.
-Every rank writes on its own node and pushes its files to the bucket.
-"""
+(docs/failures.md). `logging.profile_step` names the step. While a run runs, a file in its folder asks for the
+next one. Every rank writes on its own node and pushes its files to the bucket."""
 
 from __future__ import annotations
 
@@ -92,11 +89,8 @@ class Recorder:
 @contextlib.contextmanager
 def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[], None]]:
     """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the
-    body.
-
-    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do
-    not count.
-    """
+    body. By a signal, since a profiler must stop in the thread that it started in; in other threads the
+    seconds do not count."""
     pending = [action]
 
     def once(*_: Any) -> None:

@@ -48,9 +48,7 @@ def describe_completions(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -
 
 def throughput(stats: dict[str, float], times: dict[str, float], gpus: int) -> dict[str, float]:
     """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per GPU.
-
-    gpus: of the run's own nodes, those that only sample among them; processes, on CPU.
-    """
+    gpus: of the run's own nodes, those that only sample among them; processes, on CPU."""
     total = stats.get("tokens/step", 0.0)
     prompt = stats.get("tokens/prompt_mean", 0.0)
     completion = stats.get("tokens/response_mean", 0.0)
@@ -72,10 +70,8 @@ def utilisation(
     traces: Sequence[Trace],
     times: dict[str, float],
 ) -> dict[str, float]:
-    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s.
-
-    shapes: the policy's, and the teacher's where there is one.
-    """
+    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s. shapes: the
+    policy's, and the teacher's where there is one."""
     sequences = []
     for trace in traces:
         grids = image_grids(trace.prompt.tolist(), image_token_id)

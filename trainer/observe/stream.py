@@ -121,10 +121,8 @@ class PushedFile:
 
 
 class Stream:
-    """Pushes one attempt of a run, from a thread.
-
-    A store that fails never stops the run: the next push catches up.
-    """
+    """Pushes one attempt of a run, from a thread. A store that fails never stops the run: the next push
+    catches up."""
 
     def __init__(
         self, run_dir: str | Path, storage: Storage, attempt: str, every_s: float, fenced: Callable[[], bool]

@@ -1,8 +1,6 @@
-"""How the files of a model hold its experts, and where that lies in the model's parameters.
-
-A parameter holds a layer's experts together, [experts, outputs, inputs], gate and up one behind the other.
-Files hold them as `Architecture.experts` says.
-"""
+"""How the files of a model hold its experts, and where that lies in the model's parameters. A parameter holds
+a layer's experts together, [experts, outputs, inputs], gate and up one behind the other. Files hold them as
+`Architecture.experts` says."""
 
 from __future__ import annotations
 

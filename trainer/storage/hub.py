@@ -41,11 +41,9 @@ def from_hub(config: RunConfig) -> bool:
 
 def model_file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
     """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another
-    process that downloads it. A hub that is away is waited for by name.
-
-    Raises FileNotFoundError where the model has no such file, ConfigError where the hub refuses it,
-    StorageError where it does not answer, or the download breaks off, for as long as TRIES lasts.
-    """
+    process that downloads it. A hub that is away is waited for by name. Raises FileNotFoundError where the
+    model has no such file, ConfigError where the hub refuses it, StorageError where it does not answer, or
+    the download breaks off, for as long as TRIES lasts."""
     folder = Path(config.model.path)
     if folder.is_dir():
         if not (folder / name).is_file():
@@ -114,10 +112,8 @@ def model_folder(config: RunConfig) -> Path:
 
 def model_fingerprint(config: RunConfig) -> str:
     """What tells the model from another one: of a folder a hash of what it holds, of a hub's model its name.
-
     Of every weight file some bytes at its start, middle and end are read: that takes no time, and other
-    weights of the same shapes differ there.
-    """
+    weights of the same shapes differ there."""
     model = Path(config.model.path)
     if not model.is_dir():
         return f"hub:{config.model.path}@{config.model.revision}"

@@ -1,9 +1,7 @@
-"""Object storage behind one small class: s3://, gs://, r2://, file:// and plain paths, through obstore.
-
-What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server
-went away is lost), uploads that skip what is already there, downloads that resume from where they were cut
-off and are verified while they stream, and permanent errors raised at once with their fix.
-"""
+"""Object storage behind one small class: s3://, gs://, r2://, file:// and plain paths, through obstore. What
+it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server went
+away is lost), uploads that skip what is already there, downloads that resume from where they were cut off and
+are verified while they stream, and permanent errors raised at once with their fix."""
 
 from __future__ import annotations
 
@@ -55,11 +53,9 @@ CHUNK_BYTES = 256 << 10
 
 
 class Storage:
-    """One prefix of one store. Keys are relative to it, with forward slashes.
-
-    Raises ConfigError for a URL or credentials that cannot work, FileNotFoundError for a missing key, and
-    StorageError when the retries are used up.
-    """
+    """One prefix of one store. Keys are relative to it, with forward slashes. Raises ConfigError for a URL or
+    credentials that cannot work, FileNotFoundError for a missing key, and StorageError when the retries are
+    used up."""
 
     def __init__(
         self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: RetryPolicy | None = None
@@ -79,11 +75,9 @@ class Storage:
         return partial(Storage, retry=self.retry), (self.url,)
 
     def put(self, path: str | Path, key: str, *, sha256: str = "") -> bool:
-        """Uploads one file; it appears whole or not at all. Returns False if it was already there.
-
-        With `sha256` the upload is resumable per file: `key.sha256` is written after the file, and a file of
-        the same size whose note has the same sum is not sent again.
-        """
+        """Uploads one file; it appears whole or not at all. Returns False if it was already there. With
+        `sha256` the upload is resumable per file: `key.sha256` is written after the file, and a file of the
+        same size whose note has the same sum is not sent again."""
         path = Path(path)
         size = path.stat().st_size
         if sha256 and self._has(key, size, sha256):
@@ -98,12 +92,9 @@ class Storage:
         return True
 
     def get(self, key: str, path: str | Path, progress: Progress | None = None, *, sha256: str = "") -> int:
-        """Downloads one file to `path`, in place only when it is whole. Returns its bytes.
-
-        There is no deadline for the whole, however slow the link: a download that stalls or breaks resumes
-        from the byte that it has reached. Raises ValueError if `sha256` is given and the bytes have another
-        sum.
-        """
+        """Downloads one file to `path`, in place only when it is whole. Returns its bytes. There is no
+        deadline for the whole, however slow the link: a download that stalls or breaks resumes from the byte
+        that it has reached. Raises ValueError if `sha256` is given and the bytes have another sum."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
@@ -177,11 +168,9 @@ class Storage:
 
     def _in_time(self, call: Callable[[], T]) -> T:
         """Returns what a blocking call returns. Raises TimeoutError when that takes longer than `stall_s`.
-
         The call runs in a thread, which a stall leaves behind. obstore's asynchronous calls are not used:
         they end in a thread of its own that needs the interpreter, and a process that exits at that moment is
-        aborted (2% of short downloads).
-        """
+        aborted (2% of short downloads)."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -224,12 +213,9 @@ class Storage:
 
     def create(self, key: str, data: bytes) -> bool:
         """Writes a small object that must not exist yet, by a conditional put; False if another writer was
-        first.
-
-        data: no two writers' bytes may be equal. Where the store ignores or refuses the condition, this is a
-        look-up, a put and a re-read: of two writers at once the later one wins, and the earlier one sees it
-        when it reads again.
-        """
+        first. data: no two writers' bytes may be equal. Where the store ignores or refuses the condition,
+        this is a look-up, a put and a re-read: of two writers at once the later one wins, and the earlier one
+        sees it when it reads again."""
 
         def put() -> None:
             try:
@@ -387,12 +373,9 @@ def probe_store(
     url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: RetryPolicy = PATIENT
 ) -> None:
     """Puts, lists, reads and deletes one small object below `url`, in a second, before anything expensive
-    starts; with write=False only lists.
-
-    Raises ConfigError, in one line that says what to change, for what no retry can cure (wrong key or secret,
-    no such bucket, a missing right, another region, a clock that is off); StorageError for a store that stays
-    away.
-    """
+    starts; with write=False only lists. Raises ConfigError, in one line that says what to change, for what no
+    retry can cure (wrong key or secret, no such bucket, a missing right, another region, a clock that is
+    off); StorageError for a store that stays away."""
     storage = Storage(url, env=env, retry=retry)
     if not write:
         storage.list()

@@ -1,8 +1,6 @@
 """Telling permanent errors of a store from transient ones, from the replies that the providers document.
-
 obstore gives the reply's status and body as text only, and reports refusals of a listing as a generic error:
-the S3, R2 and RunPod replies are XML with a `<Code>`, those of Google's JSON interface have a `"reason"`.
-"""
+the S3, R2 and RunPod replies are XML with a `<Code>`, those of Google's JSON interface have a `"reason"`."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ def code_of(error: BaseException) -> str:
 
 def permanent_cause(error: BaseException, *, bucket_missing_is_404: bool) -> str:
     """What is wrong and what to change, if trying again cannot help; else an empty string.
-
-    bucket_missing_is_404: the request was a listing or a put, whose 404 can only mean the bucket.
-    """
+    bucket_missing_is_404: the request was a listing or a put, whose 404 can only mean the bucket."""
     status = status_of(error)
     code = code_of(error)
     text = str(error)

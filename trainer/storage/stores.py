@@ -79,9 +79,7 @@ DOWNLOAD_TIMEOUT_S = 24 * 3600.0
 
 def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_timeout_s: float = 0.0) -> Any:
     """The obstore store of `url`. Raises ConfigError for a URL or credentials that cannot work.
-
-    request_timeout_s: in place of the store's own.
-    """
+    request_timeout_s: in place of the store's own."""
     local = {"mkdir": True, "automatic_cleanup": True}
     if not is_address(url):
         return LocalStore(os.path.abspath(os.path.expanduser(url)), **local)

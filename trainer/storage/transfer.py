@@ -55,11 +55,8 @@ LAST = ("config.json", "manifest.json")
 
 
 def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
-    """Uploads a file or folder. Returns (files, bytes) sent.
-
-    resume: what is there with the same size is not sent again; for a URL under which only these bytes are
-    ever put.
-    """
+    """Uploads a file or folder. Returns (files, bytes) sent. resume: what is there with the same size is not
+    sent again; for a URL under which only these bytes are ever put."""
     if not source.exists():
         raise ConfigError(f"nothing at {source}")
     store, root = Storage(url), source.parent if source.is_file() else source
