@@ -1,7 +1,5 @@
-"""The demo's pretrained model, SmolLM2-135M-Instruct: its template and tokens.
-
-Skipped where its package cannot be fetched.
-"""
+"""The demo's pretrained model, SmolLM2-135M-Instruct: its template and tokens. Skipped where its package
+cannot be fetched."""
 
 from __future__ import annotations
 

@@ -20,19 +20,9 @@ from trainer.observe.guards import GuardWatch
 from trainer.system.exit_codes import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[2]
-GOOD = {
-    "loss/total": 0.01,
-    "grad/norm": 0.5,
-    "kl/mean": 0.02,
-    "entropy/mean": 1.2,
-    "tokens/response_mean": 300.0,
-    "tokens/truncated_fraction": 0.1,
-    "group/zero_std_fraction": 0.3,
-    "mismatch/logprob_abs_mean": 0.01,
-    "perf/disk_free_gib": 500.0,
-    "perf/host_memory_fraction": 0.4,
-    "sft/loss": 0.8,
-}
+GOOD = {"loss/total": 0.01, "grad/norm": 0.5, "kl/mean": 0.02, "entropy/mean": 1.2, "sft/loss": 0.8}
+GOOD |= {"tokens/response_mean": 300.0, "tokens/truncated_fraction": 0.1, "group/zero_std_fraction": 0.3}
+GOOD |= {"mismatch/logprob_abs_mean": 0.01, "perf/disk_free_gib": 500.0, "perf/host_memory_fraction": 0.4}
 
 
 def watch(scored_by="", **limits):
@@ -92,12 +82,8 @@ def test_a_gradient_that_is_large_from_the_first_step_is_seen():
 
 
 UNGRADED = "90% of completions could not be graded: look at the grader"
-FLAT = {
-    "group/zero_std_fraction": 1.0,
-    "reward/std": 0.0,
-    "reward/mean": 1.0,
-    "tokens/truncated_fraction": 0.6,
-}
+FLAT = {"group/zero_std_fraction": 1.0, "reward/std": 0.0, "reward/mean": 1.0}
+FLAT |= {"tokens/truncated_fraction": 0.6}
 OWN = "mine.py:score"
 
 
@@ -178,12 +164,8 @@ def test_an_update_that_was_not_made_collapses_nothing():
 
 def test_the_engine_has_an_absolute_limit_at_every_step_by_dtype():
     """A gap that grew too slowly for the relative guard, or was there from the first step on."""
-    for dtype, gap, trips in (
-        ("fp32", 9e-4, False),
-        ("fp32", 2e-3, True),
-        ("bf16", 2e-2, False),
-        ("bf16", 0.06, True),
-    ):
+    cases = ("fp32", 9e-4, False), ("fp32", 2e-3, True), ("bf16", 2e-2, False), ("bf16", 0.06, True)
+    for dtype, gap, trips in cases:
         settings = c.RunConfig(model=c.Model(dtype=dtype))
         guards = GuardWatch(settings)
         alarms = [guards.look(step, GOOD | {"mismatch/logprob_abs_mean": gap}) for step in (1, 2, 3)]

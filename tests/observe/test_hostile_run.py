@@ -113,13 +113,7 @@ FILES = {
         '{"status": "running", "phase": "a", "lanes": {"b": 7}}',
         '{"status": "running", "phase": "a", "phase_since_unix_s": -1e308, "total_steps": 1e308}',
     ],
-    "attempts.jsonl": [
-        "7",
-        '{"unix_s": 1e300, "resume_step": 3}',
-        '{"unix_s": "x"}',
-        '{"resume_step": "3"}',
-        "{}",
-    ],
+    "attempts.jsonl": ["7", '{"unix_s": 1e300, "resume_step": 3}', '{"unix_s": "x"}', '{"resume_step": "3"}'],
     "nodes.jsonl": [
         "{}",
         '{"node": 0, "unix_s": "x"}',
@@ -132,6 +126,7 @@ FILES = {
     "cost.json": ["[]", '{"usd": "much"}', '{"usd": 1, "planned_usd": [1]}', "x"],
     "config.yaml": ["- 1", "run: 7", "\x00", "a: [", "!!python/object/apply:os.system [id]"],
 }
+FILES["attempts.jsonl"] += ["{}"]
 FILES["config.yaml"] += ["7", "? [1]\n: 2", "expected: 7", "expected: {bands: [{metric: a}]}", "&a [*a]"]
 CASES = [(name, text) for name, texts in FILES.items() for text in texts]
 

@@ -6,18 +6,8 @@ import pytest
 from trainer.observe.scores import confidence_interval
 
 PROBLEMS = (5, 10, 20, 50, 200)
-DIFFICULTIES = (
-    (0.5, 0.0),
-    (0.1, 0.0),
-    (0.9, 0.0),
-    (1.0, 1.0),
-    (0.3, 0.3),
-    (0.1, 0.1),
-    (0.2, 1.8),
-    (1.8, 0.2),
-    (5.0, 5.0),
-    (8.0, 2.0),
-)
+DIFFICULTIES = ((0.5, 0.0), (0.1, 0.0), (0.9, 0.0), (1.0, 1.0), (0.3, 0.3), (0.1, 0.1))
+DIFFICULTIES += ((0.2, 1.8), (1.8, 0.2), (5.0, 5.0), (8.0, 2.0))
 """Beta's parameters of the problems' own chances; (p, 0): all alike."""
 EVALUATIONS = 1000
 

@@ -33,15 +33,8 @@ PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
 
 def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
-    metrics.log(
-        1,
-        {
-            "reward/mean": 0.1 + 0.2,
-            "kl/mean": torch.tensor(0.5),
-            "loss/total": float("nan"),
-            "optim/updates": 3,
-        },
-    )
+    numbers = {"reward/mean": 0.1 + 0.2, "kl/mean": torch.tensor(0.5), "loss/total": float("nan")}
+    metrics.log(1, numbers | {"optim/updates": 3})
     line = (tmp_path / "metrics.jsonl").read_text()
     record = json.loads(line)
     assert list(record) == sorted(record) and line.endswith("}\n")
@@ -51,16 +44,10 @@ def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
     assert read_history(tmp_path)[0]["loss/total"] != read_history(tmp_path)[0]["loss/total"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("reward", 1.0, ValueError),
-        ("Reward/mean", 1.0, ValueError),
-        ("reward/", 1.0, ValueError),
-        ("a b/c", 1.0, ValueError),
-        ("reward/mean", "high", TypeError),
-    ],
-)
+NAMES = [(name, 1.0, ValueError) for name in ("reward", "Reward/mean", "reward/", "a b/c")]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), [*NAMES, ("reward/mean", "high", TypeError)])
 def test_a_name_without_a_section_and_what_is_no_number_are_refused(tmp_path, name, value, error):
     with pytest.raises(error, match="section/name" if error is ValueError else name):
         Metrics(tmp_path, PLAIN).log(1, {name: value})
@@ -177,17 +164,9 @@ def test_display_and_report_need_none_of_the_training_stack():
 
 def test_samples_keep_their_grades_and_each_picture_once(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
-    row = {
-        "row": 3,
-        "question": "Wie viele – ü?",
-        "completion": "2\n",
-        "ground_truth": "2",
-        "verdict": "correct",
-        "reward": 1.5,
-        "advantage": float("inf"),
-        "tokens": 9,
-        "image_pngs": [picture(2), picture(3)],
-    }
+    row = {"row": 3, "question": "Wie viele – ü?", "completion": "2\n", "ground_truth": "2", "reward": 1.5}
+    row |= {"verdict": "correct", "advantage": float("inf"), "tokens": 9}
+    row["image_pngs"] = [picture(2), picture(3)]
     metrics.samples(5, [row, row])
     first, second = read_lines(tmp_path / "samples.jsonl")
     assert first == second and first["step"] == 5 and first["question"] == row["question"]
@@ -276,12 +255,8 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
     phases.begin(7)
     with phases("rollout"):
         seen = read_progress(tmp_path)
-        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (
-            7,
-            "rollout",
-            50,
-            os.getpid(),
-        )
+        stamp = seen["step"], seen["phase"], seen["total_steps"], seen["pid"]
+        assert stamp == (7, "rollout", 50, os.getpid())
         with phases("sync"):
             assert read_progress(tmp_path)["phase"] == "sync"
         assert read_progress(tmp_path)["phase"] == "rollout"
@@ -294,14 +269,6 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
 
 
 # --- the table ----------------------------------------------------------------------------------------------
-
-
-def test_names_carry_their_units():
-    for name, (unit, meaning) in metric_table.NAMES.items():
-        assert meaning.endswith("."), name
-        if name.startswith("time/"):
-            assert unit == "s" and name.endswith("_s"), name
-    assert metric_table.unknown_names(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
 
 
 def test_the_table_names_what_the_trainer_writes_and_nothing_else():

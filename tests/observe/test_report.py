@@ -281,13 +281,7 @@ def browse(page, scratch):
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("no Chromium on this machine")
-    command = [
-        chromium,
-        *FLAGS.split(),
-        f"--user-data-dir={scratch / 'profile'}",
-        "--dump-dom",
-        page.as_uri(),
-    ]
+    command = [chromium, *FLAGS.split(), f"--user-data-dir={scratch}/profile", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
