@@ -1,17 +1,18 @@
-"""Whether a launch can reach its buckets: what this machine finds out before anything is rented, and what it
-cannot."""
+"""Buckets as this machine reaches them: what it finds out before anything is rented, and what it cannot."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Collection
+from pathlib import Path
 
-from recipes.drivers import storage_python
+from recipes.platforms import programs
 from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
+from trainer.system.exit_codes import EXIT_STORAGE
 
 GOOGLE_KEY = "GOOGLE_SERVICE_ACCOUNT_KEY"
 
@@ -93,10 +94,35 @@ def read_text(url: str, name: str, env: dict[str, str]) -> str:
 
 
 def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
-    """What `python -m trainer.storage COMMAND URL ...` prints. Raises ConfigError with its last line."""
-    argv = [storage_python.find_python(), "-m", "trainer.storage", command, url, *more]
-    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, errors="replace")
+    """What a command of the store prints. Raises ConfigError with its last line."""
+    done = run_storage(command, url, *more, env=env)
     if done.returncode:
-        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise ConfigError(reason.removeprefix("error: "))
+        raise ConfigError(programs.last_line(done.stderr, "it said nothing"))
     return done.stdout
+
+
+def run_storage(
+    *words: str, env: dict[str, str], module: str = "trainer.storage", timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE WORDS`, which has failed where it does not answer in time."""
+    argv = [find_python(), "-m", module, *words]
+    try:
+        return subprocess.run(
+            argv, env=os.environ | env, capture_output=True, text=True, errors="replace", timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"the bucket has not answered in {timeout_s:g} s"
+        return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", reason)
+
+
+def find_python() -> str:
+    """The Python that talks to object stores: of an environment that is here, else of a small new one. Raises
+    ConfigError where that cannot be made."""
+    for name in ("desk", "cpu", "test"):
+        if (Path(".venvs") / name / ".stamp").exists():
+            return f".venvs/{name}/bin/python"
+    if subprocess.run(["bash", "trainer/shell/setup.sh", "desk"]).returncode:
+        raise ConfigError(
+            "the environment that talks to the bucket could not be made: the lines above say why"
+        )
+    return ".venvs/desk/bin/python"

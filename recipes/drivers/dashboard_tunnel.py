@@ -4,16 +4,16 @@ for it."""
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 import subprocess
 import urllib.parse
-from pathlib import Path
 
+from recipes.platforms import programs
 from recipes.platforms.targets import target_named
 from recipes.records import run_record
 from trainer.config import ConfigError
+from trainer.config.run_folder import write_whole
 
 PUBLISHED = ".cache/spotrl/{run_id}.json"
 """Under the home directory of the head (trainer/node/launch/ray_node.py): address and token."""
@@ -30,7 +30,7 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
         return 0
     done = subprocess.run(read, capture_output=True, text=True)
     if done.returncode:
-        complaint = (done.stderr.strip() or "no answer").splitlines()[-1]
+        complaint = programs.last_line(done.stderr, "no answer")
         if "No such file" in complaint:
             complaint = "it has not begun, or has ended"
         raise ConfigError(f"no dashboard of {run} ({complaint}): {platform.cure_of_silence(record)}")
@@ -38,19 +38,19 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
     port = free_port()
     tunnel = platform.tunnel(record, port, urllib.parse.urlsplit(published["url"]))
     address = f"http://127.0.0.1:{port}" if tunnel else published["url"]
-    print(describe_dashboard(address, _keep(run, published["token"])), flush=True)
+    token = (run_record.RUNS / run / "ray.token").absolute()
+    write_whole(token, published["token"].encode(), private=True)
+    print(
+        f"dashboard: {address} (it asks for the token in {token})\n"
+        f"jobs: export RAY_ADDRESS={address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}\n"
+        "      ray job list; ray job logs -f ID; ray job stop ID; ray job submit -- COMMAND\n"
+        "Ctrl-C closes the tunnel; the run goes on",
+        flush=True,
+    )
     try:
         return subprocess.run(tunnel).returncode if tunnel else 0
     except KeyboardInterrupt:
         return 0
-
-
-def _keep(run: str, token: str) -> Path:
-    path = (run_record.RUNS / run / "ray.token").absolute()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token)
-    return path
 
 
 def free_port() -> int:
@@ -64,13 +64,3 @@ def free_port() -> int:
                 continue
             return s.getsockname()[1]
     raise AssertionError("port 0 is always free")
-
-
-def describe_dashboard(address: str, token: Path) -> str:
-    """What a person types next."""
-    return (
-        f"dashboard: {address} (it asks for the token in {token})\n"
-        f"jobs: export RAY_ADDRESS={address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}\n"
-        "      ray job list; ray job logs -f ID; ray job stop ID; ray job submit -- COMMAND\n"
-        "Ctrl-C closes the tunnel; the run goes on"
-    )

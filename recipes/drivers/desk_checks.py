@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from recipes.recipe.spec import Recipe
+from recipes.platforms import programs
+from recipes.recipe.resolved import ResolvedRecipe
 from recipes.records import manifest
 from trainer.config import ConfigError, RunConfig
 from trainer.system.web_request import send_request
@@ -27,17 +28,17 @@ SERVER_S = 5.0
 JUDGE_KEY, REWARD_TOKEN = "SPOTRL_JUDGE_KEY", "SPOTRL_REWARD_TOKEN"
 
 
-def check_from_desk(recipe: Recipe, target: str = "") -> list[str]:
+def check_from_desk(run: ResolvedRecipe) -> list[str]:
     """What could not be told from the files of this machine, as lines. Raises ConfigError for what is
     wrong with them."""
-    if recipe.kind != "train":
+    if run.recipe.kind != "train":
         return []
-    config = recipe.config
+    config = run.recipe.config
     _look_at_teacher(config)
-    notes = _look_at_rows(config)
+    _look_at_rows(config)
     if config.method == "grpo" and (config.rewards.own or config.turns.own):
-        notes += _call_own_code(config, target)
-    return notes
+        return _call_own_code(config, run.target)
+    return []
 
 
 def ask_servers(config: RunConfig, env: Mapping[str, str]) -> list[str]:
@@ -54,7 +55,10 @@ def ask_servers(config: RunConfig, env: Mapping[str, str]) -> list[str]:
         status, reply = _get(urlunsplit(base._replace(path=path)), env.get(JUDGE_KEY, ""))
         if status in (401, 403):
             raise ConfigError(f"rewards.judge_url answers {status}: export the endpoint's key as {JUDGE_KEY}")
-        names = _model_names(reply)
+        try:
+            names = [str(model["id"]) for model in json.loads(reply)["data"]]
+        except (ValueError, KeyError, TypeError):
+            names = []
         if names and rewards.judge_model not in names:
             raise ConfigError(
                 f"rewards.judge_model {rewards.judge_model} is none of those that rewards.judge_url serves:"
@@ -83,20 +87,9 @@ def _get(url: str, key: str) -> tuple[int, str]:
         return 0, " ".join(str(getattr(error, "reason", error)).split())
 
 
-def _model_names(reply: str) -> list[str]:
-    try:
-        return [str(model["id"]) for model in json.loads(reply)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return []
-
-
 def _look_at_teacher(config: RunConfig) -> None:
     """Raises ConfigError where teacher and model are here and do not share a vocabulary."""
-    teacher = _described(config.algorithm.teacher)
-    model = _described(config.model.path)
-    if not (teacher and model):
-        return
-    sizes = [_vocabulary(described) for described in (teacher, model)]
+    sizes = [_vocabulary(config.algorithm.teacher), _vocabulary(config.model.path)]
     if all(sizes) and sizes[0] != sizes[1]:
         raise ConfigError(
             f"algorithm.teacher has a vocabulary of {sizes[0]} tokens and model.path one of {sizes[1]}: a"
@@ -104,68 +97,53 @@ def _look_at_teacher(config: RunConfig) -> None:
         )
 
 
-def _described(path: str) -> dict[str, Any]:
-    """config.json of a model's folder on this machine; {} where there is none."""
+def _vocabulary(path: str) -> int:
+    """Tokens of a model's folder on this machine; 0 where that is not known."""
     try:
-        return json.loads((Path(path).expanduser() / "config.json").read_text()) if path else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _vocabulary(described: dict[str, Any]) -> int:
-    inner = described.get("text_config")
-    size = described.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else 0)
+        described = json.loads((Path(path).expanduser() / "config.json").read_text()) if path else {}
+        size = described.get("vocab_size") or described.get("text_config", {}).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return 0
     return size if isinstance(size, int) else 0
 
 
-def _look_at_rows(config: RunConfig) -> list[str]:
-    """What could not be told of the prepared rows. Raises ConfigError where a split is missing or too small,
-    or no row is short enough."""
-    manifest = _manifest(config.data.path)
+def _look_at_rows(config: RunConfig) -> None:
+    """Raises ConfigError where a split of the prepared rows is missing or too small, no row is short enough,
+    or the judge would never be asked."""
+    path = config.data.path
+    manifest = _manifest(path)
     if manifest is None:
-        return []
-    rows = _split(manifest, config.data.path, config.data.split, "data.split")
+        return
+    rows = _split(manifest, path, config.data.split, "data.split")
     used = min(rows, config.data.max_samples or rows)
     if used < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
-            f"{config.data.path} has {used} rows to train on, less than the {config.rows_per_step} of one"
+            f"{path} has {used} rows to train on, less than the {config.rows_per_step} of one"
             f" step: prepare more, or lower {key}"
         )
     if config.evaluation.every_steps:
         where = config.evaluation_path
-        held_out = manifest if where == config.data.path else _manifest(where)
+        held_out = manifest if where == path else _manifest(where)
         if held_out is not None:
             _split(held_out, where, config.evaluation.split, "evaluation.split")
-    return _look_at_statistics(config, manifest.get("statistics") or {})
 
-
-def _look_at_statistics(config: RunConfig, counts: dict[str, Any]) -> list[str]:
+    counts = manifest.get("statistics") or {}
     lengths = (counts.get("tokens") or {}).get("percentiles") or {}
     limit = config.data.prompt_max_tokens
     known = [float(value) for value in lengths.values() if isinstance(value, int | float)]
     if known and min(known) > limit:
         raise ConfigError(
-            f"the prompts of {config.data.path} have {min(known):.0f} tokens and more, and"
+            f"the prompts of {path} have {min(known):.0f} tokens and more, and"
             f" data.prompt_max_tokens is {limit}: raise it, or prepare smaller images"
         )
     types = counts.get("answer_types") or {}
     judged = [name.strip() for name in config.rewards.judge_types.split(",")]
     if config.rewards.judge_url and types and not set(judged) & set(types):
         raise ConfigError(
-            f"rewards.judge_types is {config.rewards.judge_types}, and the rows of {config.data.path} are"
+            f"rewards.judge_types is {config.rewards.judge_types}, and the rows of {path} are"
             f" {', '.join(types)}: the judge would never be asked"
         )
-    notes = []
-    sides = [(counts.get("images") or {}).get(side) or {} for side in ("width", "height")]
-    if all("50" in side for side in sides):
-        width, height = (float(side["50"]) for side in sides)
-        if width * height > config.model.max_pixels:
-            notes.append(
-                f"half of the images have {width:.0f} x {height:.0f} pixels or more, and are scaled down to"
-                f" model.max_pixels {config.model.max_pixels}"
-            )
-    return notes
 
 
 def _manifest(path: str) -> dict[str, Any] | None:
@@ -213,8 +191,8 @@ def _call_own_code(config: RunConfig, target: str) -> list[str]:
     try:
         trial = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return [f"{needed[0][0]} could not be called on this machine: {last_line}"]
+        reason = programs.last_line(done.stderr, "nothing")
+        return [f"{needed[0][0]} could not be called on this machine: {reason}"]
     if trial["refused"]:
         raise ConfigError(trial["refused"])
     return trial["notes"]

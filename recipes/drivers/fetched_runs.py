@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from recipes.drivers import launch_tokens, launched_run, platform_state, storage_python
+from recipes.drivers import bucket_access, launch_tokens, launched_run
 from recipes.records import run_record
 from recipes.records.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
@@ -88,13 +88,13 @@ def known_url(run: str, bucket: str = "") -> str:
     )
 
 
-def call_mirror(command: str, url: str, folder: Path, *flags: str) -> int:
+def call_mirror(*words: str | Path) -> int:
     """Runs trainer/observe/mirror.py; returns its exit code."""
-    return subprocess.run(_mirror(command, url, folder, *flags), env=_env()).returncode
+    return subprocess.run(_mirror(*words), env=_env()).returncode
 
 
-def _mirror(command: str, url: str, folder: Path, *flags: str) -> list[str]:
-    return [storage_python.find_python(), "-m", "trainer.observe.mirror", command, url, str(folder), *flags]
+def _mirror(*words: str | Path) -> list[str]:
+    return [bucket_access.find_python(), "-m", "trainer.observe.mirror", *map(str, words)]
 
 
 def _env() -> dict[str, str]:
@@ -122,8 +122,7 @@ def list_runs(bucket: str) -> int:
     worst = 0
     for url in buckets:
         print(f"{url}:", flush=True)
-        command = [storage_python.find_python(), "-m", "trainer.observe.mirror", "runs", url]
-        worst = subprocess.run(command, env=_env()).returncode or worst
+        worst = call_mirror("runs", url) or worst
     return worst
 
 
@@ -205,51 +204,43 @@ def show_logs(run: str, bucket: str, stored: bool, worker: int = 0) -> int:
 
 def write_report(runs: list[str], bucket: str) -> int:
     """One HTML file of a run, or of several over each other."""
-    try:
-        folders = _with_costs(runs, bucket)
-    except SystemExit as refused:  # the mirror has said why
-        return int(refused.code or 0)
     out = run_record.RUNS / f"report-{'-'.join(Path(run).name for run in runs)[:100]}.html"
-    command = [sys.executable, "-m", "trainer.observe.report", *map(str, folders), "--out", str(out)]
-    return subprocess.run(command).returncode
+    return _over_runs("report", runs, bucket, ["--out", str(out)])
 
 
 def compare_runs(runs: list[str], bucket: str, expected: bool) -> int:
     """Where one run left what was expected of it, or where two part. Returns 1 where they do."""
+    return _over_runs("compare", runs, bucket, ["--expected"] if expected else [])
+
+
+def _over_runs(program: str, runs: list[str], bucket: str, options: list[str]) -> int:
+    """Runs a program of trainer/observe over the runs' folders, each with the dollars that this desk knows
+    of."""
     try:
-        folders = _with_costs(runs, bucket)
+        folders = [run_files(run, bucket) for run in runs]
     except SystemExit as refused:  # the mirror has said why
         return int(refused.code or 0)
-    command = [sys.executable, "-m", "trainer.observe.compare", *map(str, folders)]
-    return subprocess.run([*command, "--expected"] if expected else command).returncode
+    for run, folder in zip(runs, folders, strict=True):
+        if run_record.is_known(run):
+            _note_costs(run, folder)
+    command = [sys.executable, "-m", f"trainer.observe.{program}", *map(str, folders), *options]
+    return subprocess.run(command).returncode
 
 
 def publish_run(run: str, bucket: str, to: str, scores: str, flags: list[str]) -> int:
     """Publishes the weights of a run with its card; fetches them first where they are not here. scores: the
     evaluation whose scores the card has."""
     folder = run_files(run, bucket)
-    if (
-        not (folder / EXPORTED).exists()
-        and url_of(run, bucket)
-        and (code := pull_run(run, bucket, weights=True))
-    ):
+    missing = not (folder / EXPORTED).exists() and url_of(run, bucket)
+    if missing and (code := pull_run(run, bucket, weights=True)):
         return code
     if run_record.is_known(run):
         _note_costs(run, folder)
-    command = [storage_python.find_python(), "-m", "trainer.observe.publish", str(folder), "--to", to, *flags]
+    command = [bucket_access.find_python(), "-m", "trainer.observe.publish", str(folder), "--to", to, *flags]
     command += ["--weights", str(folder / EXPORTED)]
     if scores:
         command += ["--scores", str(run_files(scores) / "benchmarks.json")]
     return subprocess.run(command, env=_env()).returncode
-
-
-def _with_costs(runs: list[str], bucket: str) -> list[Path]:
-    """The runs' folders, each with the dollars that this desk knows of. Raises as `run_files`."""
-    folders = [run_files(run, bucket) for run in runs]
-    for run, folder in zip(runs, folders, strict=True):
-        if run_record.is_known(run):
-            _note_costs(run, folder)
-    return folders
 
 
 def _note_costs(run: str, folder: Path) -> None:
@@ -260,7 +251,7 @@ def run_costs(record: RunRecord) -> dict[str, float]:
     """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were
     known."""
     costs = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
-    if (answer := platform_state.ask_platform(record)) and answer.usd is not None:
+    if (answer := launched_run.ask_platform(record)) and answer.usd is not None:
         costs["usd"] = record.earlier_usd + answer.usd
     if record.planned_usd:
         costs |= {"planned_usd": record.planned_usd, "planned_hours": record.planned_hours}

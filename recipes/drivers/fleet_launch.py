@@ -12,25 +12,20 @@ from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes.drivers import (
-    launch_tokens,
-    launched_run,
-    launching,
-    platform_state,
-    shared_record,
-    store_policy,
-)
+from recipes.drivers import launch_tokens, launched_run, launching, shared_record
 from recipes.drivers.launching import Launch, LaunchOptions
 from recipes.plan import choice
 from recipes.plan.fleet_cost import FleetRow
-from recipes.platforms.options import is_obeyed
-from recipes.platforms.targets import target_named
+from recipes.platforms.targets import is_obeyed, target_named
 from recipes.presets import resolve
+from recipes.recipe.resolved import Expectation
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from recipes.screens import fleet_screen
 from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress
+from trainer.config.run_store import ATTEMPTS, CHECKPOINTS, FLEET
 from trainer.system.exit_codes import EXIT_INTERRUPTED
 
 FORM = re.compile(r"(\d+)(?:x(?:(\d+)x)?([A-Za-z][\w-]*))?(?::(spot|any|on-demand))?(?:@([\w-]+))?")
@@ -63,11 +58,8 @@ def of_run(
 ) -> tuple[str, list[str]]:
     """(recipe, overrides) of `rollout-worker`: those of the run that `fleet.run` names, then those that are
     given. Raises ConfigError without override."""
-    run_id = ""
-    for override in overrides:
-        option, _, value = override.partition("=")
-        if option.strip() == "fleet.run":
-            run_id = value.strip()
+    given = {option.strip(): value.strip() for option, _, value in (o.partition("=") for o in overrides)}
+    run_id = given.get("fleet.run", "")
     if not run_id:
         raise ConfigError(
             "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
@@ -98,10 +90,16 @@ def launch_fleet_run(
     alone = replace(recipe, sample=None)
     run = launching.prepare_launch(name, alone, target, overrides, replace(options, detach=not foreground))
     theirs = recipe.sample.target or target
-    kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
-    workers = _workers(name, kept, theirs, options)
+    kept = []
+    for override in overrides:  # those of a run's own platform, such as a partition, are no others'
+        option = override.partition("=")[0].strip()
+        if theirs == target or option.startswith("cluster.") or is_obeyed(recipe, theirs, option):
+            kept.append(override)
+    kept.append(f"fleet.run={run_id}")
+    own = replace(options, run_id="", flags=(), detach=True, takeover=False)
+    workers = launching.prepare_launch(name, resolve(name, kept), theirs, kept, own)
     lines, plan = fleet_screen.describe_both_groups(recipe, run.record, workers.record)
-    print(*lines, *store_policy.policy_lines(workers.record.bucket, run_id), sep="\n", flush=True)
+    print(*lines, *_rights(workers.record.bucket, run_id), sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:
         launching.show_launch(run)
@@ -112,16 +110,27 @@ def launch_fleet_run(
     if not yes and sys.stdin.isatty() and input("start both? [y/N] ").strip().lower() not in ("y", "yes"):
         print("nothing was started")
         return EXIT_INTERRUPTED
-    launching.replace_earlier(run, options.takeover)
+    launching.replace_earlier(run)
     alive = [record.run_id for record in _living(run_id) if not _replaced(record)]
     if alive:
         print(f"{', '.join(alive)} sample for it already: no others are started", flush=True)
     if foreground:
         return _in_foreground(run, None if alive else workers)
-    code = launching.start_launch(run, detach=True)
+    code = launching.start_launch(run)
     if not code and not alive:
         code = _start_workers(workers, run_id, waits=not options.detach)
     return code if code or options.detach else launched_run.drive_run(run_id, "logs")
+
+
+def _rights(bucket: str, run_id: str) -> list[str]:
+    """What workers need of a bucket, and no more; nothing for a folder. All else that decides what is trained
+    is signed (trainer/storage/seal.py), but who has a worker's credentials has the run's key too."""
+    if not BucketAddress.parse(bucket).is_store:
+        return []
+    read = ", ".join(f"{run_id}/{name}/" for name in (ATTEMPTS, CHECKPOINTS, FLEET))
+    written = ", ".join(f"{run_id}/{FLEET}/{name}/" for name in ("workers", "samples"))
+    need = f"rights   workers need of {bucket} no more than to read {read}, data/, models/"
+    return [f"{need} and to write {written}"]
 
 
 def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
@@ -129,7 +138,7 @@ def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
     until the run has its machines."""
     code = EXIT_INTERRUPTED
     try:
-        code = (waits and _without_machines(run_id)) or launching.start_launch(workers, detach=True)
+        code = (waits and _without_machines(run_id)) or launching.start_launch(workers)
     finally:
         if code:
             print(f"no machine samples for {run_id}, so it is ended: it would wait for none", flush=True)
@@ -142,7 +151,7 @@ def _without_machines(run_id: str) -> int:
     record = run_record.load_record(run_id)
     began = time.monotonic()
     is_announced = False
-    while (answer := platform_state.ask_platform(record)) and answer.state != "running":
+    while (answer := launched_run.ask_platform(record)) and answer.state != "running":
         missing = not answer.known and time.monotonic() - began > UNKNOWN_S
         if missing or (answer.known and answer.ended_s):
             print(answer.text, flush=True)
@@ -162,28 +171,10 @@ def _planned(launch: Launch, plan: FleetRow | None) -> Launch:
     """The launch with the hours that both groups are planned for: those of the run without workers are not
     its own."""
     hours = plan.hours if plan else 0.0
-    record = replace(
-        launch.record,
-        planned_hours=hours,
-        planned_usd=hours * launch.record.usd_per_hour,
-        planned_most_hours=0.0,
-        planned_most_usd=0.0,
+    planned = Expectation(
+        launch.record.usd_per_hour, planned_hours=hours, planned_usd=hours * launch.record.usd_per_hour
     )
-    return replace(launch, record=record)
-
-
-def _means(recipe: Recipe, target: str, override: str) -> bool:
-    """Whether an override says something to machines of that target: those of a run's own platform, such as
-    a partition, are no others'."""
-    option = override.partition("=")[0].strip()
-    return option.startswith("cluster.") or is_obeyed(recipe, target, option)
-
-
-def _workers(name: str, overrides: list[str], target: str, options: LaunchOptions) -> Launch:
-    """The launch of the second group of a run that has an id."""
-    sets = [*overrides, f"fleet.run={options.run_id}"]
-    own = replace(options, run_id="", flags=(), detach=True, takeover=False)
-    return launching.prepare_launch(name, resolve(name, sets), target, sets, own)
+    return replace(launch, record=replace(launch.record, **vars(planned)))
 
 
 def _in_foreground(run: Launch, workers: Launch | None) -> int:
@@ -192,30 +183,22 @@ def _in_foreground(run: Launch, workers: Launch | None) -> int:
     launch_tokens.fleet_key(run_id, begins=True)
     code = EXIT_INTERRUPTED
     try:
-        code = launching.start_launch(workers, detach=True) if workers else 0
+        code = launching.start_launch(workers) if workers else 0
     finally:
         if code and workers:
             launched_run.give_up(workers.record.run_id)
     if code:
         return code
     try:
-        return launching.start_launch(run, detach=False)
+        return launching.start_launch(run)
     finally:
         for record in _living(run_id):
-            _wait_for(record)
+            end = time.monotonic() + END_S  # workers on this machine end by themselves
+            here = target_named(record.target).runs_here
+            while here and not launched_run.gone_here(record) and time.monotonic() < end:
+                time.sleep(0.2)
             with suppress(ConfigError):
                 launched_run.drive_run(record.run_id, "down")
-
-
-def _wait_for(record: RunRecord) -> None:
-    """Waits until workers on this machine have ended by themselves."""
-    end = time.monotonic() + END_S
-    while (
-        target_named(record.target).runs_here
-        and not launched_run.gone_here(record)
-        and time.monotonic() < end
-    ):
-        time.sleep(0.2)
 
 
 def _replaced(record: RunRecord) -> bool:
@@ -237,7 +220,7 @@ def _living(run_id: str) -> list[RunRecord]:
     for record in run_record.workers_of(run_id):
         if record.ended_s:
             continue
-        answered = platform_state.with_answer(record, platform_state.ask_platform(record))
+        answered = launched_run.with_answer(record, launched_run.ask_platform(record))
         if answered != record:
             answered.save()
         if not answered.ended_s and not launched_run.gone_here(answered):

@@ -1,8 +1,7 @@
 """Starts a run on Kubernetes and follows it, by kubectl: its JobSet, then the Secret and the ConfigMap that
 the pods wait for.
 
-`python -m recipes.drivers.kubernetes_driver up|start|logs RUN_ID`; launch.py calls it. Tokens and code go to
-kubectl on standard input. The JobSet owns both objects, so that they go when it goes.
+Tokens and code go to kubectl on standard input. The JobSet owns both objects, so that they go when it goes.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tarfile
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from recipes.drivers import platform_state
+from recipes.drivers import launched_run
 from recipes.platforms import kubernetes, programs, script
 from recipes.platforms.job_set import ARCHIVE, set_name
-from recipes.platforms.kubectl import checked_output, head_pods, kubectl_program, remove_job_set, run_kubectl
+from recipes.platforms.kubernetes import checked_output, head_pods, kubectl_of, remove_job_set, run_kubectl
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
-from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
@@ -42,8 +39,14 @@ POLL_S = float(os.environ.get("SPOTRL_POLL_S", "5"))
 
 def up(record: RunRecord) -> int:
     """Starts the run and follows it to its end."""
-    start(record)
+    create(record)
     return follow(record, set())
+
+
+def start(record: RunRecord) -> int:
+    """Starts the run and leaves it once it has its machines, or waits for them."""
+    create(record)
+    return follow(record, set(), detached=True)
 
 
 def logs(record: RunRecord) -> int:
@@ -52,17 +55,16 @@ def logs(record: RunRecord) -> int:
     return follow(record, set(begun[:-1]), tail=100)
 
 
-def start(record: RunRecord) -> None:
+def create(record: RunRecord) -> None:
     """Creates the run's objects, in the place of those of a launch that has ended. Raises ConfigError."""
-    program = kubectl_program(record)
+    program = kubectl_of(record)
     name = set_name(record.run_id)
-    answer = platform_state.ask_platform(record)
+    answer = launched_run.ask_platform(record)
     if answer and answer.known and not answer.ended_s:
         raise ConfigError(f"{answer.text}: `python3 launch.py down {record.run_id}` ends it")
     task, *claims = map(str, record.task_files())
-    remove = [program[0], *remove_job_set(record)[1:]]
     if answer and answer.known:
-        checked_output(remove)
+        checked_output(remove_job_set(record))
     for claim in claims:
         checked_output([*program, "apply", "-f", claim])
     made = checked_output([*program, "create", "-f", task, "-o", "json"])
@@ -71,7 +73,7 @@ def start(record: RunRecord) -> None:
         objects = given_objects(record, name, json.loads(made)["metadata"]["uid"])
         checked_output([*program, *kubernetes.APPLY], given="\n".join(map(json.dumps, objects)))
     except BaseException:  # its pods would wait for tokens and code for ever
-        run_kubectl(remove)
+        run_kubectl(remove_job_set(record))
         raise
 
 
@@ -79,19 +81,16 @@ def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, An
     """The Secret with the tokens that the run uses, and the ConfigMap with the code, both owned by the JobSet
     `name` whose uid is `owner`."""
     recipe = resolve(record.recipe, record.overrides)
-    values = {}
-    for key in (*script.secret_names(recipe), *GIVEN):
-        if os.environ.get(key):
-            values[key] = os.environ[key]
+    names = (*script.secret_names(recipe), *GIVEN)
+    values = {name: os.environ[name] for name in names if os.environ.get(name)}
     reference = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": name, "uid": owner}
     metadata: dict[str, Any] = {"name": name, "ownerReferences": [reference]}
     if recipe.site.namespace:
         metadata["namespace"] = recipe.site.namespace
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values}
     code = base64.b64encode(packed_tree(ROOT, recipe)).decode()
-    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    files |= {"binaryData": {ARCHIVE: code}}
-    return [secret, files]
+    binary = {"binaryData": {ARCHIVE: code}}
+    return [secret, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | binary]
 
 
 def packed_tree(root: Path, recipe: Recipe) -> bytes:
@@ -102,13 +101,9 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
 
     def as_packed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(entry.name).name
-        needless = name in left_out or entry.name in left_out
-        if (
-            any(fnmatchcase(entry.name, pattern) for pattern in kubernetes.NOT_CHECKED)
-            or name.startswith(".")
-            or needless
-            or is_secret(name)
-        ):
+        not_checked = any(fnmatchcase(entry.name, pattern) for pattern in kubernetes.NOT_CHECKED)
+        needless = name in left_out or entry.name in left_out or not_checked
+        if name.startswith(".") or needless or is_secret(name):
             return None
         # Whose files they are, and since when, is left out: equal files make equal archives.
         entry.mtime = 0
@@ -137,6 +132,15 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
 
 
 def follow(record: RunRecord, seen: set[str], tail: int = -1, detached: bool = False) -> int:
+    """Follows the run until it has ended, or Ctrl-C. Returns the exit code."""
+    try:
+        return _follow(record, seen, tail, detached)
+    except KeyboardInterrupt:
+        print(f"\nthe run continues: `python3 launch.py logs {record.run_id}` follows it, `down` ends it")
+        return EXIT_INTERRUPTED
+
+
+def _follow(record: RunRecord, seen: set[str], tail: int, detached: bool) -> int:
     """Shows the logs of the head's pods but those of `seen`, one after the other, until the JobSet has ended:
     0, or 1 where it failed; 2 where the pods could not pull their image for the start's limit, which ends
     them. tail: lines to begin with; -1: all. detached: shows none, and only until all pods have their image,
@@ -146,7 +150,7 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1, detached: bool = F
     pulling_since = 0.0
     limit_s = resolve(record.recipe, record.overrides).config.placement.start_timeout_s
     while True:
-        answer = platform_state.ask_platform(record)
+        answer = launched_run.ask_platform(record)
         heads = [] if detached else head_pods(record)
         new = [pod.name for pod in heads if pod.begun and pod.name not in seen]
         if new:
@@ -163,8 +167,7 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1, detached: bool = F
                 f"error: {no_image}: ended, so that its GPUs are free (site.image_secret names a login)",
                 flush=True,
             )
-            program, *remove = remove_job_set(record)
-            run_kubectl([programs.find_program(program) or program, *remove])
+            run_kubectl(remove_job_set(record))
             return EXIT_CONFIG
         if answer and answer.text != last:
             last = answer.text
@@ -176,33 +179,11 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1, detached: bool = F
 
 
 def _show_log(record: RunRecord, pod: str, tail: int) -> None:
-    process = subprocess.Popen([*kubectl_program(record), "logs", "--follow", f"--tail={tail}", pod])
+    program, *options = kubectl_of(record)
+    argv = [programs.find_program(program) or program, *options, "logs", "--follow", f"--tail={tail}", pod]
+    process = subprocess.Popen(argv)
     try:
         process.wait()
     except KeyboardInterrupt:
         process.wait()
         raise
-
-
-def main(what: str, run_id: str) -> int:
-    record = run_record.load_record(run_id)
-    try:
-        match what:
-            case "up":
-                return up(record)
-            case "start":
-                start(record)
-                return follow(record, set(), detached=True)
-            case "logs":
-                return logs(record)
-    except ConfigError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except KeyboardInterrupt:
-        print(f"\nthe run continues: `python3 launch.py logs {run_id}` follows it, `down` ends it")
-        return EXIT_INTERRUPTED
-    raise AssertionError(what)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

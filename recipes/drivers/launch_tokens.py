@@ -21,10 +21,10 @@ from recipes.platforms.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
 from recipes.records import run_record
 from trainer.config import ConfigError
 
-AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+AWS_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+R2_NAMES = ("R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY")
 LEAST_KEY = 16
 """Characters that trainer and workers ask of their secret (trainer/fleet/objects.py)."""
-R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
 
 
 def find_tokens() -> dict[str, str]:
@@ -33,21 +33,19 @@ def find_tokens() -> dict[str, str]:
     home = Path.home()
     given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
     kept: dict[str, str] = {}
-    if "AWS_ACCESS_KEY_ID" not in given:
-        file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials").expanduser()
-        section = _section(file, os.environ.get("AWS_PROFILE") or "default")
-        for name in AWS_FIELDS:
-            if section.get(name.lower()):
-                kept[name] = section[name.lower()]
-    if "R2_ACCESS_KEY_ID" not in given:
-        section = _section(home / ".cloudflare/r2.credentials", "r2")
-        for name, key in R2_FIELDS.items():
-            if section.get(key):
-                kept[name] = section[key]
-    if "WANDB_API_KEY" not in given:
-        login = _login(home / ".netrc", "api.wandb.ai")
-        if login:
-            kept["WANDB_API_KEY"] = login
+    aws = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials").expanduser()
+    r2 = home / ".cloudflare/r2.credentials"
+    for names, file, section in (
+        (AWS_NAMES, aws, os.environ.get("AWS_PROFILE") or "default"),
+        (R2_NAMES, r2, "r2"),
+    ):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read(file if names[0] not in given else ())
+        if parser.has_section(section):
+            fields = {name: parser[section].get(name.replace("R2_", "AWS_").lower()) for name in names}
+            kept |= {name: value for name, value in fields.items() if value}
+    if "WANDB_API_KEY" not in given and (login := _login(home / ".netrc", "api.wandb.ai")):
+        kept["WANDB_API_KEY"] = login
     token = Path(os.environ.get("HF_HOME") or home / ".cache/huggingface") / "token"
     if "HF_TOKEN" not in given and token.is_file():
         kept["HF_TOKEN"] = token.read_text().strip()
@@ -143,12 +141,6 @@ def _kept(path: Path, given: str) -> str:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(given or secrets.token_urlsafe(24))
     return path.read_text()
-
-
-def _section(file: Path, name: str) -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(file)
-    return dict(parser[name]) if parser.has_section(name) else {}
 
 
 def _login(file: Path, machine: str) -> str:

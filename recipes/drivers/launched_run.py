@@ -1,4 +1,5 @@
-"""A run that was launched from here: driven through its platform, and closed in its record when it ends."""
+"""A run that was launched from here: asked for and driven through its platform, and closed in its record when
+it ends."""
 
 from __future__ import annotations
 
@@ -9,14 +10,78 @@ import sys
 import time
 from dataclasses import replace
 
-from recipes.drivers import platform_state
+from recipes.plan import cost, prices
 from recipes.platforms import programs
+from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer, PlatformAnswers
 from recipes.platforms.base import LaunchGiven
 from recipes.platforms.targets import target_named
+from recipes.presets import resolve
 from recipes.records import run_end, run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_INTERRUPTED, describe_code
+
+STARTING_S = 60.0
+"""A launch on this machine that has left no process id after so long has not begun."""
+OVERDUE_S = 300.0
+"""How late a machine may be to go down before it counts as one that costs on."""
+FORGOTTEN_S = 3600.0
+"""A launch that the platform does not know this long after it was asked for was never taken: SkyPilot rents
+its jobs controller first, and its server works on while the desk is away."""
+
+
+def ask_platform(record: RunRecord, answers: PlatformAnswers | None = None) -> PlatformAnswer | None:
+    """What a run's platform says of it; None where it does not answer, or has nothing to say."""
+    return target_named(record.target).ask(record, answers or new_answers())
+
+
+def new_answers() -> PlatformAnswers:
+    """Answers of the platforms, none of which has been asked."""
+    return PlatformAnswers(price=_usd_per_hour)
+
+
+def _usd_per_hour(record: RunRecord, cloud: str, gpu: str, spot: bool) -> float:
+    """Dollars per hour of all nodes of a run, from our price list; 0: not known."""
+    try:
+        recipe = resolve(record.recipe, record.overrides)
+    except ConfigError:  # a recipe file that is gone
+        return 0.0
+    return cost.rented_usd(recipe, record.target, cloud, gpu, spot, prices.sky_catalogs())
+
+
+def with_answer(record: RunRecord, answer: PlatformAnswer | None) -> RunRecord:
+    """The record with what its platform says; no answer changes nothing."""
+    if answer is None:
+        return record
+    if not answer.known:
+        return _record_without_job(record, answer)
+    ended_s = record.ended_s if record.confirmed else 0.0
+    if ended_s and ended_s < time.time() - OVERDUE_S and not answer.ended_s:
+        ended_s = 0.0  # it was to be gone by then, and costs on
+    ended_s = ended_s or answer.ended_s
+    return replace(
+        record.seen(answer.usd_per_hour, answer.rented),
+        confirmed=True,
+        ended_s=ended_s,
+        counted_usd=answer.usd if ended_s else record.counted_usd,
+        state=answer.state,
+        why=answer.why or (record.why if record.confirmed else ""),
+    )
+
+
+def _record_without_job(record: RunRecord, answer: PlatformAnswer) -> RunRecord:
+    """The record of a run that its platform has not. A queue of jobs forgets what has ended; a cluster is
+    gone."""
+    if record.confirmed:
+        return replace(record, ended_s=record.ended_s or answer.ended_s, state=answer.state or record.state)
+    if record.ended_s or time.time() - record.started_s < FORGOTTEN_S:
+        return record
+    return launch_failed(record, answer.text)
+
+
+def launch_failed(record: RunRecord, why: str) -> RunRecord:
+    """The record of a launch that its platform never took."""
+    return replace(record, ended_s=time.time(), state=LAUNCH_FAILED, why=why)
 
 
 def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
@@ -28,10 +93,9 @@ def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
         raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
     if record.managed and what == "logs":
         record = replace(record, run_id=record.names()[job], jobs=1)
-        if not dry_run and (answer := platform_state.ask_platform(record)):
-            record = replace(
-                record, cluster=answer.name
-            )  # by its name SkyPilot finds only one that is running
+        if not dry_run and (answer := ask_platform(record)):
+            # By its name SkyPilot finds only one that is running.
+            record = replace(record, cluster=answer.name)
     # Of an adopted run there are no task files here, and nothing but `up` needs them.
     files = [str(path) for path in record.task_files()] or [""]
     commands = platform.commands(record, LaunchGiven(files, {"RUN_ID": run}, [], detach=False))
@@ -63,14 +127,11 @@ def end_run(run: str, dry_run: bool = False) -> int:
 def give_up(*runs: str) -> None:
     """`down` of launches that failed, or failed in part, whatever their records say: a launch of several jobs
     that ended with an error may have begun some of them."""
-    for run in runs:
-        if run_record.is_known(run) and _may_have_begun(run_record.load_record(run)):
+    for run in filter(run_record.is_known, runs):
+        record = run_record.load_record(run)
+        # Slurm and PBS take all of an array or none.
+        if record.cluster if target_named(record.target).submits else not gone_here(record):
             _end_launch(run)
-
-
-def _may_have_begun(record: RunRecord) -> bool:
-    """Whether any job of a launch may run. Slurm and PBS take all of an array or none."""
-    return bool(record.cluster) if target_named(record.target).submits else not gone_here(record)
 
 
 def _end_launch(run: str, dry_run: bool = False) -> int:
@@ -81,10 +142,6 @@ def _end_launch(run: str, dry_run: bool = False) -> int:
     except ConfigError as error:
         print(f"error: {run} was not ended: {error}", file=sys.stderr, flush=True)
         return 1
-
-
-STARTING_S = 60.0
-"""A launch on this machine that has left no process id after so long has not begun."""
 
 
 def gone_here(record: RunRecord) -> bool:
@@ -121,25 +178,25 @@ def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minute
         record = replace(record, ended_s=time.time(), state=state, why=why)
     elif not record.ended_s and (not record.confirmed or detached):
         why = "Ctrl-C" if code == EXIT_INTERRUPTED else describe_code(code)
-        record = platform_state.launch_failed(record, why)
+        record = launch_failed(record, why)
     record.save()
 
 
 def _record_as_platform_tells(record: RunRecord, code: int, down_s: float) -> RunRecord:
     """The record after a launch that did not end with 0, as its platform tells what it has of it."""
     interrupted = code == EXIT_INTERRUPTED
-    answer = platform_state.ask_platform(record)
-    record = platform_state.with_answer(record, answer)
+    answer = ask_platform(record)
+    record = with_answer(record, answer)
     if record.confirmed:
         if target_named(record.target).is_cluster(record) and not interrupted:
             return replace(record, ended_s=down_s, why=describe_code(code))
         return record
     if answer and not interrupted:
-        return platform_state.launch_failed(record, f"{answer.text}; the launch ended with exit code {code}")
+        return launch_failed(record, f"{answer.text}; the launch ended with exit code {code}")
     # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
-    run_id = record.run_id
+    run = record.run_id
     print(
-        f"the launch of {run_id} is not confirmed: `python3 launch.py status {run_id}` asks the platform",
+        f"the launch of {run} is not confirmed: `python3 launch.py status {run}` asks the platform",
         flush=True,
     )
     return record

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 from recipes.drivers import (
     bucket_access,
@@ -21,9 +20,7 @@ from recipes.drivers import (
     launch_checks,
     launch_tokens,
     launched_run,
-    platform_state,
     shared_record,
-    storage_python,
     task_files,
     uploads,
 )
@@ -32,11 +29,11 @@ from recipes.plan.choice import cheapest_target
 from recipes.platforms import programs, script
 from recipes.platforms.base import Commands, LaunchGiven
 from recipes.platforms.targets import target_named
+from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
-from trainer.hardware import model_shapes
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.system.processes import end_with_parent
 
@@ -72,7 +69,7 @@ class LaunchOptions:
 class Launch:
     """One launch, with all that it takes; nothing has been started or written."""
 
-    recipe: Recipe
+    run: ResolvedRecipe
     record: RunRecord
     files: dict[str, str]
     """Rendered task files by name, the main one first."""
@@ -81,6 +78,11 @@ class Launch:
     secrets: dict[str, str]
     """Tokens, which stand in no command line and no file."""
     commands: Commands
+    options: LaunchOptions
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
 
     @property
     def folder(self) -> Path:
@@ -97,11 +99,11 @@ def launch_recipe(
     """
     target = target or cheapest_target(recipe)
     several = recipe.jobs > 1 and target_named(target).follows_one_job
-    follow = not (options.detach or several)
-    launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=not follow))
+    detach = options.detach or several
+    launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=detach))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
-    notes = desk_checks.check_from_desk(launch.recipe, target)
+    notes = desk_checks.check_from_desk(launch.run)
     if not options.dry_run:
         notes += desk_checks.ask_servers(launch.recipe.config, os.environ | launch.secrets)
     for line in notes:
@@ -113,9 +115,9 @@ def launch_recipe(
     if not (options.yes or agrees_to_spend(launch.record)):
         print("nothing was started")
         return EXIT_INTERRUPTED
-    replace_earlier(launch, options.takeover)
-    code = start_launch(launch, detach=not follow)
-    if recipe.jobs > 1 and not follow:
+    replace_earlier(launch)
+    code = start_launch(launch)
+    if recipe.jobs > 1 and detach:
         _say_how_several_go_on(launch.record, code, options.detach)
     return code
 
@@ -150,14 +152,13 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
 def check_prepared(launch: Launch) -> None:
     """Everything that only others can tell, before anything is rented. Raises ConfigError."""
     task = next(iter(launch.files.values()))
-    launch_checks.check_outside(launch.recipe, launch.record, task, launch.env | launch.secrets)
+    launch_checks.check_outside(launch.run, launch.record, task, launch.env | launch.secrets)
 
 
 def prepare_launch(
-    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: LaunchOptions
+    name: str, recipe: Recipe, target: str, overrides: list[str], options: LaunchOptions
 ) -> Launch:
     """The launch of a recipe, checked as far as this machine alone can. Raises ConfigError."""
-    target = target or cheapest_target(recipe)
     platform = target_named(target)
     samples_for = recipe.config.fleet.run if recipe.kind == "sample" else ""
     new_id = run_record.new_worker_id(samples_for) if samples_for else run_record.new_run_id(recipe.name)
@@ -169,10 +170,12 @@ def prepare_launch(
     files = {}
     for file, text in task_files.render(run).items():
         files[file] = platform.with_run_id(with_head(text, recipe, target, run_id), run_id)
-    secrets = _secrets_for(recipe)
-    launch_checks.check_launch(recipe, target, options.reproducible)
+    used = script.secret_names(recipe)
+    secrets = {key: value for key, value in launch_tokens.find_tokens().items() if key in used}
+    launch_tokens.check_fleet_key(secrets)
+    launch_checks.check_launch(run, options.reproducible)
     try:
-        launch_checks.check_keys(recipe, target, secrets)
+        launch_checks.check_keys(run, secrets)
     except ConfigError as error:
         if not options.dry_run:
             raise
@@ -197,40 +200,21 @@ def prepare_launch(
         jobs=recipe.jobs,
         confirmed=platform.driven_from_here,
     )
-    env = _environment_for(recipe, run_id, samples_for, options.launch)
-    paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
-    made_here = [key for key in (script.API_KEY, script.FLEET_KEY) if key in script.secret_names(recipe)]
-    names = list(dict.fromkeys([*secrets, *made_here]))
-    commands = platform.commands(record, LaunchGiven(paths, env, names, options.detach))
-    return Launch(
-        recipe=recipe,
-        record=record,
-        files=files,
-        env=env,
-        secrets=secrets,
-        commands=commands,
-    )
-
-
-def _secrets_for(recipe: Recipe) -> dict[str, str]:
-    """The tokens of this machine that a recipe's nodes use."""
-    used = script.secret_names(recipe)
-    secrets = {name: value for name, value in launch_tokens.find_tokens().items() if name in used}
-    launch_tokens.check_fleet_key(secrets)
-    return secrets
-
-
-def _environment_for(recipe: Recipe, run_id: str, samples_for: str, launch: str) -> dict[str, str]:
-    """What a run is given by name and value. launch: of `LaunchOptions`."""
     env = {"RUN_ID": run_id}
     if recipe.storage.bucket:
         env["BUCKET"] = recipe.storage.bucket
     env |= launch_tokens.find_settings() | {"SPOTRL_SOURCE": manifest.source_id()}
     # The same through all restarts by the platform; a new one opens a run that had ended for good
     # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
-    if launch or not samples_for:
-        env["SPOTRL_LAUNCH"] = launch or token_hex(4)
-    return env
+    if options.launch or not samples_for:
+        env["SPOTRL_LAUNCH"] = options.launch or token_hex(4)
+    paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
+    made_here = [key for key in (script.API_KEY, script.FLEET_KEY) if key in used]
+    names = list(dict.fromkeys([*secrets, *made_here]))
+    commands = platform.commands(record, LaunchGiven(paths, env, names, options.detach))
+    return Launch(
+        run=run, record=record, files=files, env=env, secrets=secrets, commands=commands, options=options
+    )
 
 
 def with_head(text: str, recipe: Recipe, target: str, run_id: str) -> str:
@@ -264,34 +248,31 @@ def show_launch(launch: Launch) -> None:
     print(*lines, sep="\n", end="\n" if lines else "")
 
 
-def replace_earlier(launch: Launch, takeover: bool) -> None:
+def replace_earlier(launch: Launch) -> None:
     """Ends an earlier launch of the run that is alive. Raises ConfigError without `takeover`."""
     run_id = launch.record.run_id
-    lives = (
-        launch_checks.earlier_launch(launch.record, launch.env | launch.secrets)
-        if launch.recipe.kind == "train" or target_named(launch.record.target).runs_here
-        else None
-    )
+    takeover = launch.options.takeover
+    if launch.recipe.kind != "train" and not target_named(launch.record.target).runs_here:
+        return
+    lives = launch_checks.earlier_launch(launch.record, launch.env | launch.secrets)
     if not lives:
         return
-    if not takeover and not lives.sure:
-        raise ConfigError(
-            f"whether run {run_id} is alive cannot be told ({lives.what}): mend that, or --takeover replaces"
-            " it, which loses what it has done since its last committed checkpoint if it lives"
-        )
     if not takeover:
-        raise ConfigError(
-            f"run {run_id} is alive ({lives.what}): `python3 launch.py logs {run_id}` follows it, `down` ends"
-            " it; --takeover replaces it, which loses what it has done since its last committed checkpoint"
-        )
+        loses = "--takeover replaces it, which loses what it has done since its last committed checkpoint"
+        if not lives.sure:
+            unsure = f"whether run {run_id} is alive cannot be told ({lives.what})"
+            raise ConfigError(f"{unsure}: mend that, or {loses} if it lives")
+        follow = f"`python3 launch.py logs {run_id}` follows it, `down` ends it"
+        raise ConfigError(f"run {run_id} is alive ({lives.what}): {follow}; {loses}")
     print(f"replacing run {run_id} ({lives.what}), which stops within a minute", flush=True)
     if run_record.is_known(run_id):
         launched_run.drive_run(run_id, "down")
 
 
-def start_launch(launch: Launch, detach: bool) -> int:
+def start_launch(launch: Launch) -> int:
     """Uploads, writes files and record, and runs the platform's commands. Returns their exit code."""
     recipe, record = launch.recipe, launch.record
+    detach = launch.options.detach
     env = launch.env | launch.secrets
     if recipe.kind == "serve":
         env |= {script.API_KEY: launch_tokens.api_key(record.run_id)}
@@ -299,7 +280,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
         key = launch_tokens.fleet_key(record.samples_for or record.run_id, begins=not record.samples_for)
         env |= {script.FLEET_KEY: key}
     if recipe.uploads:
-        uploads.send_uploads(recipe, storage_python.find_python(), env)
+        uploads.send_uploads(recipe, env)
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
@@ -313,7 +294,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
         shared_record.publish_manifest(record, env)
     print(_summary(recipe, record), flush=True)
     if recipe.kind == "serve":
-        print(how_to_call(record, recipe.config.run.name, _sees_images(recipe)), flush=True)
+        print(how_to_call(record, recipe.config.run.name), flush=True)
     try:
         code = _run(launch.commands, record, env)
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
@@ -331,15 +312,6 @@ def start_launch(launch: Launch, detach: bool) -> int:
     if recipe.kind == "train" and (now.cluster, now.confirmed) != (record.cluster, record.confirmed):
         shared_record.publish_manifest(now, env)
     return code
-
-
-def _sees_images(recipe: Recipe) -> bool:
-    """Whether a server's model takes images; False where its shape is not known here."""
-    try:
-        shape = model_shapes.shape_of(recipe.config.model.path, recipe.config.model.revision)
-    except ConfigError:
-        return False
-    return shape is not None and shape.vision is not None
 
 
 def _summary(recipe: Recipe, record: RunRecord) -> str:
@@ -364,20 +336,10 @@ def _summary(recipe: Recipe, record: RunRecord) -> str:
     return text
 
 
-RED_SQUARE = (
-    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKklEQVR42mO4oKBAU8QwasGoBaMWjFowasGoBaMWjFow"
-    "asGoBaMWDBULAE7YQD2B7wk2AAAAAElFTkSuQmCC"
-)
-"""A PNG of 32 by 32 pixels, base64."""
-
-
-def how_to_call(record: RunRecord, model: str, sees: bool = False) -> str:
-    """What a person types to reach a server. sees: whether its model takes images."""
-    question: str | list[dict[str, Any]] = "What is 2 + 2?"
-    if sees:
-        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED_SQUARE}"}}
-        question = [image, {"type": "text", "text": "Which color is this?"}]
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
+def how_to_call(record: RunRecord, model: str) -> str:
+    """What a person types to reach a server."""
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    body = json.dumps({"model": model, "messages": messages})
     where, attach = target_named(record.target).server_address(record)
     key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
     headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
@@ -397,7 +359,7 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
             printed = done.stdout.strip() or done.stderr.strip()
             print(printed)
             if done.returncode:
-                platform_state.launch_failed(record, (printed or "no word").splitlines()[-1]).save()
+                launched_run.launch_failed(record, programs.last_line(printed)).save()
                 return done.returncode
             replace(record, cluster=done.stdout.strip().partition(";")[0], confirmed=True).save()
             continue

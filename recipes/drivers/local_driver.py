@@ -1,7 +1,4 @@
-"""Drives a run on this machine: starts its task file, follows its log, ends it.
-
-`python -m recipes.drivers.local_driver up|start|logs|down RUN_ID`; launch.py calls it.
-"""
+"""Drives a run on this machine: starts its task file, follows its log, ends it."""
 
 from __future__ import annotations
 
@@ -99,14 +96,3 @@ def _check_silent(run_id: str) -> None:
     silent_s = time.time() - path.stat().st_mtime
     if silent_s < 60 and "pid_started" not in progress:
         raise ConfigError(f"{run_id} goes on: {path} was written {silent_s:.0f} s ago by an unknown process")
-
-
-COMMANDS = {"up": up, "start": start, "logs": logs, "down": down}
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(COMMANDS[sys.argv[1]](run_record.load_record(sys.argv[2])))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -7,7 +7,6 @@ of this desk from it. It holds no token, and no change of the tree that the run 
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -19,7 +18,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from recipes.drivers import bucket_access, fetched_runs, launch_tokens, storage_python
+from recipes.drivers import bucket_access, fetched_runs, launch_tokens
+from recipes.platforms import programs
 from recipes.platforms.targets import TARGETS
 from recipes.recipe import recipe_files
 from recipes.recipe.recipe_files import is_python
@@ -29,7 +29,6 @@ from recipes.records.trust import ask_trust
 from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
-from trainer.system.exit_codes import EXIT_STORAGE
 from trainer.system.records import MalformedRecord, decode_record
 
 ANSWER_S = 10.0
@@ -55,15 +54,13 @@ def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
         path = Path(folder) / MANIFEST
         path.write_text(f"{json.dumps(data, indent=1)}\n")
         store = RunStore.in_bucket(record.bucket, record.run_id)
-        done = _storage("cp", str(path), store.root, env=env)
+        done = bucket_access.run_storage("cp", str(path), store.root, env=env, timeout_s=ANSWER_S)
     if done.returncode:
-        reason = (done.stderr.strip() or "no word").splitlines()[-1]
+        reason = programs.last_line(done.stderr)
         print(f"warning: no other desk can drive {record.run_id}: {reason}", file=sys.stderr, flush=True)
 
 
 class SharedLaunch(Struct):
-    """The launch as the manifest in a bucket tells it."""
-
     record: RunRecord | None = None
     recipe_file: Annotated[str, Meta(max_length=1 << 20)] | None = None
     """Text of the Python file of the recipe."""
@@ -93,12 +90,9 @@ def adopt_run(run: str, bucket: str, trust: bool = False) -> RunRecord:
     run_record.check_run_id(run)
     folder = run_record.RUNS / run
     store = RunStore.in_bucket(bucket, run)
-    done = _storage(
-        "cat", store.root, MANIFEST, env=launch_tokens.find_tokens() | launch_tokens.find_settings()
-    )
+    done = _cat(store.root, MANIFEST)
     if done.returncode:
-        reason = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise ConfigError(f"no launch of {run} in {store.bucket} ({reason.removeprefix('error: ')})")
+        raise ConfigError(f"no launch of {run} in {store.bucket} ({programs.last_line(done.stderr)})")
     try:
         launch = decode_record(done.stdout, SharedManifest, f"{store.root}/{MANIFEST}").launch
     except MalformedRecord as error:
@@ -134,10 +128,8 @@ def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
         raise ConfigError(f"{record.run_id} was made by {record.recipe}, which its manifest does not hold")
     if recipe_file is not None and not RECIPE_FILE.fullmatch(Path(record.recipe).name):
         raise ConfigError(f"{record.run_id} names the recipe {record.recipe}, which is no FILE.py:FUNCTION")
-    lines = []
-    for option in record.overrides:
-        if option != f"storage.bucket={record.bucket}":
-            lines.append(f"option {option}")
+    own = f"storage.bucket={record.bucket}"
+    lines = [f"option {option}" for option in record.overrides if option != own]
     if record.flags:
         lines.append(f"passed on to the platform: {' '.join(record.flags)}")
     if recipe_file is not None:
@@ -152,9 +144,7 @@ def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
 
 def fetched_shape(store: str, folder: Path, key: str) -> str:
     """The absolute path of `folder` with the config.json of a model in a bucket; "" where it has none."""
-    done = _storage(
-        "cat", store, "config.json", env=launch_tokens.find_tokens() | launch_tokens.find_settings()
-    )
+    done = _cat(store, "config.json")
     if done.returncode:
         return ""
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,13 +153,7 @@ def fetched_shape(store: str, folder: Path, key: str) -> str:
     return str(folder.absolute())
 
 
-def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command of the store, which has failed where it does not answer in time: no launch waits for it."""
-    argv = [storage_python.find_python(), "-m", "trainer.storage", *words]
-    try:
-        return subprocess.run(
-            argv, env=os.environ | env, capture_output=True, text=True, errors="replace", timeout=ANSWER_S
-        )
-    except subprocess.TimeoutExpired:
-        reason = f"the bucket has not answered in {ANSWER_S:g} s"
-        return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", reason)
+def _cat(url: str, name: str) -> subprocess.CompletedProcess[str]:
+    """A small file of a bucket."""
+    env = launch_tokens.find_tokens() | launch_tokens.find_settings()
+    return bucket_access.run_storage("cat", url, name, env=env, timeout_s=ANSWER_S)

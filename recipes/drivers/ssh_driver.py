@@ -1,26 +1,23 @@
 """Drives a run over ssh: copy the repository, start every node, show all logs, end all when one ends.
 
-`python -m recipes.drivers.ssh_driver up|start|status|logs|down RUN_ID`; launch.py calls it. Tokens go to the
-nodes on standard input and stand in no command line. The nodes outlive this process, unless Ctrl-C or SIGTERM
-asks it to end them.
+Tokens go to the nodes on standard input and stand in no command line. The nodes outlive this process, unless
+Ctrl-C or SIGTERM asks it to end them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-from recipes.platforms import ssh
+from recipes.platforms import programs, ssh
 from recipes.platforms.script import secret_names
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
-from recipes.records import run_record
 from recipes.records.run_record import RUNS, RunRecord
 
 GRACE_S = 60.0
@@ -70,20 +67,15 @@ def up(record: RunRecord, follow: bool = True) -> int:
     hosts = ssh.hosts_of(recipe)
     task = record.task_files()[0]
     log = RUNS / record.run_id / "launch.log"
-    copies = {}
-    tasks = {}
-    for host in hosts:
-        copies[host] = ssh.copy_command(recipe, host)
-        tasks[host] = ssh.task_command(recipe, host, str(task), record.run_id)
+    copies = {host: ssh.copy_command(recipe, host) for host in hosts}
+    tasks = {host: ssh.task_command(recipe, host, str(task), record.run_id) for host in hosts}
     code = _everywhere("copy", copies) or _everywhere("task", tasks)
     if code:
         return code
 
     env = ssh.run_environment(record)
-    tokens = ""
-    for name in secret_names(recipe):
-        if os.environ.get(name):
-            tokens += f"{name}={os.environ[name]}\n"
+    names = filter(os.environ.get, secret_names(recipe))
+    tokens = "".join(f"{name}={os.environ[name]}\n" for name in names)
     nodes: list[SshNode] = []
     try:
         for rank, host in enumerate(hosts):
@@ -92,7 +84,10 @@ def up(record: RunRecord, follow: bool = True) -> int:
         return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
         print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
-        _stop(record)
+        try:
+            down(record)
+        except KeyboardInterrupt:
+            down(record, patience_s=0)
         for node in nodes:
             node.close()
         return 130
@@ -106,13 +101,6 @@ def start(record: RunRecord) -> int:
     return code
 
 
-def _stop(record: RunRecord) -> None:
-    try:
-        down(record)
-    except KeyboardInterrupt:
-        down(record, patience_s=0)
-
-
 def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
     """Runs one command per machine, all at once; says which machine failed. commands: by host."""
     started = time.monotonic()
@@ -123,7 +111,7 @@ def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
     for host, process in running.items():
         output = process.communicate()[0]
         if process.returncode:
-            last = (output.strip().splitlines() or ["no output"])[-1]
+            last = programs.last_line(output, "no output")
             print(f"launch.py: {what} to {host} failed ({process.returncode}): {last}", file=sys.stderr)
             worst = 2
     if not worst:
@@ -145,10 +133,8 @@ def _wait(nodes: list[SshNode], recipe: Recipe, record: RunRecord) -> int:
         alone = recipe.kind == "sample"  # each machine ends by itself
         grace_is_over = first_end and time.monotonic() - first_end > GRACE_S
         if grace_is_over and len(codes) < len(nodes) and not alone:
-            stops = {}
-            for node in nodes:
-                if node.rank not in codes:
-                    stops[node.host] = ssh.stop_command(recipe, node.host, record.run_id)
+            left = [node.host for node in nodes if node.rank not in codes]
+            stops = {host: ssh.stop_command(recipe, host, record.run_id) for host in left}
             print(f"ending {', '.join(stops)}: still running {GRACE_S:.0f} s later", flush=True)
             _everywhere("stop", stops)
             first_end = time.monotonic()
@@ -164,11 +150,10 @@ def status(record: RunRecord) -> int:
     recipe = resolve(record.recipe, record.overrides)
     group = f"{ssh.DIRECTORY}/.cache/{record.run_id}.pgid"
     for host in ssh.hosts_of(recipe):
-        login, _, port = ssh.parse_address(host)
-        remote = f"{ssh.running_condition(group)} && echo running || echo ended"
-        done = subprocess.run(
-            ["ssh", *ssh.ssh_options(recipe, port), login, remote], capture_output=True, text=True
+        command = ssh.on_machine(
+            recipe, host, f"{ssh.running_condition(group)} && echo running || echo ended"
         )
+        done = subprocess.run(command, capture_output=True, text=True)
         print(f"{host}: {done.stdout.strip() or 'unreachable: ' + done.stderr.strip()}")
     return 0
 
@@ -191,18 +176,5 @@ def logs(record: RunRecord) -> int:
 def down(record: RunRecord, patience_s: int = ssh.STOP_S) -> int:
     """Ends the run on all machines; what is still there after `patience_s` is killed."""
     recipe = resolve(record.recipe, record.overrides)
-    stops = {}
-    for host in ssh.hosts_of(recipe):
-        stops[host] = ssh.stop_command(recipe, host, record.run_id, patience_s)
-    return _everywhere("stop", stops)
-
-
-COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": down}
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        sys.exit(COMMANDS[sys.argv[1]](run_record.load_record(sys.argv[2])))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    hosts = ssh.hosts_of(recipe)
+    return _everywhere("stop", {h: ssh.stop_command(recipe, h, record.run_id, patience_s) for h in hosts})

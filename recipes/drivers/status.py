@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from recipes.drivers import fetched_runs, launched_run, platform_state
+from recipes.drivers import fetched_runs, launched_run
 from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer
 from recipes.platforms.targets import target_named
 from recipes.presets import resolve
@@ -51,22 +51,21 @@ def show_runs(run: str | None, bucket: str, watch: bool) -> int:
 
 def show_run(run: str | None) -> int:
     """A few lines per run, the newest last; of a single run also what its platform says."""
-    records = (
-        [run_record.load_record(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
-    )
-    answers = platform_state.new_answers()
+    records = run_record.newest_first()[::-1]
+    if run:
+        records = [run_record.load_record(run), *run_record.workers_of(run)]
+    answers = launched_run.new_answers()
     of_run = None
     shown = []
     of_workers = []
     for record in records:
+        answer = None
         if run or target_named(record.target).is_open(record):
-            answer = platform_state.ask_platform(record, answers)
-            shown.append(with_platform_answer(if_vanished(record), answer))
-            of_run = answer if record.run_id == run else of_run
-            if answer and record.samples_for == run:
-                of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
-        else:
-            shown.append(if_vanished(record))
+            answer = launched_run.ask_platform(record, answers)
+        shown.append(with_platform_answer(if_vanished(record), answer))
+        of_run = answer if record.run_id == run else of_run
+        if run and answer and record.samples_for == run:
+            of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
     lines = status_table(shown, whole=bool(run)) if shown else ["no run was launched from here"]
     print(terminal_text("\n".join(lines)))
     if not run:
@@ -78,7 +77,9 @@ def show_run(run: str | None) -> int:
     if of_run:
         print(terminal_text(of_run.text))
     if of_run and of_run.usd_per_hour:
-        print(f"rented: {of_run.rented}: ${of_run.usd_per_hour:.2f} per hour{_expected(shown[0])}")
+        planned = shown[0].usd_per_hour
+        expected = f" (at the launch the cheapest was ${planned:.2f})" if planned else ""
+        print(f"rented: {of_run.rented}: ${of_run.usd_per_hour:.2f} per hour{expected}")
     return 0 if of_run and of_run.whole else launched_run.drive_run(run, "status")
 
 
@@ -109,7 +110,7 @@ def if_vanished(record: RunRecord) -> RunRecord:
 def with_platform_answer(record: RunRecord, answer: PlatformAnswer | None) -> RunRecord:
     """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
     shown."""
-    now = platform_state.with_answer(record, answer)
+    now = launched_run.with_answer(record, answer)
     if now != record:
         now.save()
     if answer and answer.usd is not None:
@@ -119,10 +120,7 @@ def with_platform_answer(record: RunRecord, answer: PlatformAnswer | None) -> Ru
 
 def status_table(records: list[RunRecord], whole: bool) -> list[str]:
     """The lines of all runs in WIDTH columns, then what costs now. whole: reasons are not cut."""
-    lines = [
-        f"{'run':<66}started UTC",
-        f"  {'target':<20}{'state':<21}{'hours (plan)':<15}$ at most (plan)",
-    ]
+    lines = [f"{'run':<66}started UTC", f"  {'target':<20}{'state':<21}{'hours (plan)':<15}$ at most (plan)"]
     for record in records:
         lines += ["", *_lines(record, whole)]
     return lines + billed_lines(records)
@@ -135,26 +133,19 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     dollars = f"{record.usd():.2f}" if billed else "-"
     dollars += f" ({record.planned_usd:.0f})" if record.planned_usd else ""
     state = state_of(record)
-    lines = [
-        f"{record.run_id:<66}{started}",
-        f"  {record.target:<20}{state:<21}{hours:<15}{dollars}",
-    ]
+    lines = [f"{record.run_id:<66}{started}", f"  {record.target:<20}{state:<21}{hours:<15}{dollars}"]
     if record.samples_for:
         lines.append(f"  {record.jobs} to sample for {record.samples_for}")
     step = last_step(record)
     if step:
         lines.append(f"  step {step}")
     comparison = expectation(record)
-    if comparison:
-        lines.append(
-            f"  {comparison if whole else textwrap.shorten(comparison, WIDTH - 2, placeholder=' ...')}"
-        )
     words = run_end.last_words(record.run_id) if state in BAD_ENDS else ""
     # `exit code 34` alone says little; the run's own line says why.
     bare = re.fullmatch(r"exit code \d+", record.why) and words
     reason = f"{record.why}: {words}" if bare else record.why or words
-    if reason:
-        lines.append(f"  {reason if whole else textwrap.shorten(reason, WIDTH - 2, placeholder=' ...')}")
+    for text in filter(None, (comparison, reason)):
+        lines.append(f"  {text if whole else textwrap.shorten(text, WIDTH - 2, placeholder=' ...')}")
     return lines
 
 
@@ -222,11 +213,7 @@ def expectation(record: RunRecord) -> str:
 
 def billed_lines(records: list[RunRecord]) -> list[str]:
     """What is billed now, per hour, and how to end it; [] where nothing is."""
-    rates = {}
-    for record in records:
-        rate = record.usd_per_hour_now()
-        if rate:
-            rates[record.run_id] = rate
+    rates = {record.run_id: rate for record in records if (rate := record.usd_per_hour_now())}
     if not rates:
         return []
     by_run = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())
@@ -234,7 +221,3 @@ def billed_lines(records: list[RunRecord]) -> list[str]:
         f"still costing ${sum(rates.values()):.2f} per hour ({by_run}): `python3 launch.py down RUN` ends one"
     )
     return ["", *textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
-
-
-def _expected(record: RunRecord) -> str:
-    return f" (at the launch the cheapest was ${record.usd_per_hour:.2f})" if record.usd_per_hour else ""

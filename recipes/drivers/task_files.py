@@ -7,25 +7,16 @@ import sys
 from pathlib import Path
 
 from recipes.plan.resolving import resolve_target
-from recipes.platforms.options import check_options
-from recipes.platforms.targets import target_named, targets_for
+from recipes.platforms.targets import check_options, target_named, targets_for
 from recipes.presets import get
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 
 GENERATED = Path(__file__).parents[1] / "generated"
 EVERYWHERE = (
-    "slurm",
-    "pbs",
-    "skypilot",
-    "skypilot-runpod",
-    "skypilot-gcp",
-    "skypilot-kubernetes",
-    "dstack-runpod",
-    "dstack-gcp",
-    "dstack-kubernetes",
-    "kubernetes",
-)
+    "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
+    "dstack-gcp", "dstack-kubernetes", "kubernetes",
+)  # fmt: skip
 """Targets whose files work as they stand; those over ssh need your machines' names."""
 COMMITTED = {
     "demo": ("local", "slurm", "pbs", "skypilot-runpod"),

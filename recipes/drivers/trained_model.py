@@ -46,18 +46,10 @@ def what_to_evaluate(name: str, bucket: str, target: str | None) -> tuple[str, l
         return benchmarks.recipe_of(model_address(name))
     if run_record.is_known(name) and run.config.method == "grpo":
         record = run_record.load_record(name)
-        own = list(filter(_is_kept, record.overrides))
+        own = [one for one in record.overrides if one.partition("=")[0].partition(".")[0].strip() in KEPT]
         return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
-    trained_with = [*_device(run.config), *_seen(run.config)]
-    return recipe, [*own, *trained_with, *run.overrides, f"run.name={Path(name).name}"]
-
-
-def _is_kept(override: str) -> bool:
-    """Whether an evaluation of a run takes over this override of it."""
-    option = override.partition("=")[0]
-    section = option.partition(".")[0].strip()
-    return section in KEPT
+    return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
 
 
 def is_foreign_model(name: str, bucket: str, target: str | None) -> bool:
@@ -74,23 +66,19 @@ def what_to_serve(name: str, bucket: str, target: str | None) -> list[str]:
     return [
         f"model.path={run.config.model.path}",
         f"run.name={Path(name).name}",
-        *_device(run.config),
         *_seen(run.config),
         f"rollout.max_tokens={run.config.rollout.max_tokens}",
         *run.overrides,
     ]
 
 
-def _device(config: RunConfig) -> list[str]:
-    """The environment of a run without a GPU; the recipe's own for any other."""
-    return ["setup=cpu"] if config.placement.device == "cpu" else []
-
-
 def _seen(config: RunConfig) -> list[str]:
-    """What the model was trained to see, so that it sees the same."""
+    """What the model was trained to see, so that it sees the same, and the environment of a run without a
+    GPU."""
     model = config.model
     turns = [f"turns.{option}={value}" for option, value in asdict(config.turns).items()]
     return [
+        *(["setup=cpu"] if config.placement.device == "cpu" else []),
         f"model.revision={model.revision}",
         f"model.dtype={model.dtype}",
         f"model.min_pixels={model.min_pixels}",
@@ -134,11 +122,9 @@ def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
         return None
     config = _config(name, bucket, folders)
 
-    here = []
+    here = [f"storage.weights={adapter}"] if adapter else []
     if whole:
         here = [f"model.path={whole}", "model.revision="]
-    elif adapter:
-        here = [f"storage.weights={adapter}"]
     stored = []
     if url:
         store = RunStore(url)
@@ -149,7 +135,8 @@ def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
             f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
             "a run exports them at its end"
         )
-    if found is stored and _is_folder_of_a_desk(config.model.path):
+    # A folder may be another desk's, or a node's.
+    if found is stored and "${" not in config.model.path and not model_shapes.is_hub_id(config.model.path):
         config = _shaped(name, url, config)
         found = [*found, f"model.path={config.model.path}", "model.revision="]
     return TrainedRun(config, found)
@@ -161,11 +148,6 @@ def _exported_with(file: str, folders: list[Path]) -> Path | None:
         if (folder / EXPORTED / file).is_file():
             return (folder / EXPORTED).absolute()
     return None
-
-
-def _is_folder_of_a_desk(path: str) -> bool:
-    """Whether a model is named by a folder, which may be another desk's or a node's."""
-    return "${" not in path and not model_shapes.is_hub_id(path)
 
 
 def _shaped(name: str, url: str, config: RunConfig) -> RunConfig:

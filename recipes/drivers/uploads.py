@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from recipes.drivers import bucket_access
 from recipes.platforms.targets import target_named
 from recipes.recipe.recipe_files import STORED_NOTE
 from recipes.recipe.spec import MARKS, Recipe, Upload
@@ -94,43 +95,35 @@ def check_model_folder(recipe: Recipe) -> None:
 
 def content_digest(folder: str) -> str:
     """Eight hex digits of a folder's names, sizes and times: two states of one folder never share a key."""
-    parts = []
-    for path in Path(folder).rglob("*"):
-        if path.is_file():
-            parts.append((str(path.relative_to(folder)), path.stat()))
-
     lines = []
-    for name, status in sorted(parts):
-        lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    for path in sorted(Path(folder).rglob("*"), key=str):
+        if path.is_file():
+            status = path.stat()
+            lines.append(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def upload_lines(recipe: Recipe) -> list[str]:
     """What is uploaded, with its size, for a person."""
-    bucket = recipe.storage.bucket or "BUCKET"
-    return [f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}" for u in _here(recipe)]
+    lines = []
+    for upload in _here(recipe):
+        size = sum(path.stat().st_size for path in Path(upload.local).rglob("*") if path.is_file())
+        where = f"{recipe.storage.bucket or 'BUCKET'}/{upload.key}"
+        lines.append(f"{upload.local} ({size / 2**30:.2f} GiB) to {where}")
+    return lines
 
 
-def send_uploads(recipe: Recipe, python: str, env: dict[str, str]) -> None:
+def send_uploads(recipe: Recipe, env: dict[str, str]) -> None:
     """Uploads what is not there yet, with its size, speed and time on the screen. Raises ConfigError."""
     for upload, line in zip(_here(recipe), upload_lines(recipe), strict=True):
         print(f"uploading {line}", flush=True)
         url = f"{recipe.storage.bucket}/{upload.key}"
-        done = subprocess.run(
-            [python, "-m", "trainer.storage", "send", upload.local, url], env=os.environ | env
-        )
-        if done.returncode:
+        command = [bucket_access.find_python(), "-m", "trainer.storage", "send", upload.local, url]
+        if subprocess.run(command, env=os.environ | env).returncode:
             raise ConfigError(f"{upload.field} {upload.local} could not be uploaded, so nothing was rented")
 
 
 def _here(recipe: Recipe) -> list[Upload]:
-    return [upload for upload in recipe.uploads if _sendable(Path(upload.local))]
-
-
-def _sendable(folder: Path) -> bool:
-    """Whether a folder is here with all of it, and not only the shape of what lies in the bucket."""
-    return folder.is_dir() and not (folder / STORED_NOTE).is_file()
-
-
-def _gib(folder: str) -> float:
-    return sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) / 2**30
+    """Uploads whose folder is here with all of it, and not only the shape of what lies in the bucket."""
+    folders = {upload: Path(upload.local) for upload in recipe.uploads}
+    return [up for up, folder in folders.items() if folder.is_dir() and not (folder / STORED_NOTE).is_file()]

@@ -78,23 +78,13 @@ def is_end(word: str) -> bool:
 
 def merge_answers(jobs: list[PlatformAnswer]) -> PlatformAnswer:
     """What a platform says of several jobs, as of one."""
-    lines = []
-    counted = []
-    reasons: dict[str, None] = {}
-    rented = []
-    usd_per_hour = 0.0
-    for number, job in enumerate(jobs, 1):
-        lines.append(f"worker {number}: {job.text}")
-        usd_per_hour += job.usd_per_hour
-        if job.usd is not None:
-            counted.append(job.usd)
-        if job.why:
-            reasons[job.why] = None
-        if job.rented:
-            rented.append(job.rented)
-
+    lines = [f"worker {number}: {job.text}" for number, job in enumerate(jobs, 1)]
+    counted = [job.usd for job in jobs if job.usd is not None]
+    rented = [job.rented for job in jobs if job.rented]
+    reasons = dict.fromkeys(job.why for job in jobs if job.why)
     # A job that the platform has forgotten does not count beside those that it knows.
     known = [job for job in jobs if job.known]
+    last_s = max(job.ended_s for job in jobs)
     costing = any(not job.ended_s for job in known)
     states = Counter(job.state for job in known or jobs)
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if state)
@@ -102,9 +92,9 @@ def merge_answers(jobs: list[PlatformAnswer]) -> PlatformAnswer:
         text="\n".join(lines),
         state=counts if len(states) > 1 else next(iter(states)),
         why="; ".join(reasons),
-        ended_s=0.0 if costing else max(job.ended_s for job in jobs),
+        ended_s=0.0 if costing else last_s,
         usd=sum(counted) if counted else None,
-        usd_per_hour=usd_per_hour,
+        usd_per_hour=sum(job.usd_per_hour for job in jobs),
         rented=", ".join(rented),
         known=bool(known),
         whole=all(job.whole for job in jobs),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
+import yaml
+
 from recipes.platforms import clouds, programs, script
-from recipes.platforms.answers import PlatformAnswer, PlatformAnswers
+from recipes.platforms.answers import PlatformAnswer, PlatformAnswers, merge_answers
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
@@ -60,7 +63,6 @@ class Platform:
     """
 
     name: str
-    """The target's name."""
     cloud: str = ""
     """Whose machines, by the price list's name; empty: yours."""
     max_nodes: int = 1
@@ -72,8 +74,6 @@ class Platform:
     network_gbit_s: dict[str, float]
     """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common
     ones."""
-    bucket_mount: bool = False
-    """The platform can mount a bucket on the node (FUSE)."""
     disk: clouds.CloudDisk | None = None
     """What checkpoints are written to, where that is slower than their upload; None: a disk of the host's
     own, or not known."""
@@ -84,9 +84,8 @@ class Platform:
     """What to know, with where it is from."""
 
     program: ClassVar[str]
-    """What drives it."""
     title: ClassVar[str]
-    """What it is called in a table."""
+    """What its program is called in a table."""
     disposable: ClassVar[bool] = False
     """Machines or containers are thrown away, with all that is on them."""
     shared_files: ClassVar[bool] = False
@@ -112,17 +111,17 @@ class Platform:
         raise NotImplementedError
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
-        """Which of `options.LIMITED` it does what they say for: `budget.idle_minutes`."""
+        """Which of `targets.LIMITED` it does what they say for: `budget.idle_minutes`."""
         raise NotImplementedError
 
     @property
     def asks_bucket(self) -> bool:
-        """Whether nodes are thrown away, so that checkpoints must go to a bucket."""
+        """Whether checkpoints must go to a bucket."""
         return self.disposable
 
     @property
     def chooses(self) -> bool:
-        """Whether it stands for other targets, among which it chooses."""
+        """Whether it stands for other targets."""
         return False
 
     @property
@@ -160,12 +159,9 @@ class Platform:
     def gpus_for(self, recipe: Recipe) -> list[str]:
         """Our names of the GPUs that the recipe takes and the target has, the recipe's first choice first."""
         cluster = recipe.cluster
-        usable = []
-        for gpu in (cluster.gpu, *cluster.alternatives):
-            counts = clouds.COUNTS.get((self.cloud, gpu), range(1, 9))
-            if gpu in self.gpus and cluster.gpus_per_node in counts:
-                usable.append(gpu)
-        return usable
+        counts = {gpu: clouds.COUNTS.get((self.cloud, gpu), range(1, 9)) for gpu in self.gpus}
+        wanted = (cluster.gpu, *cluster.alternatives)
+        return [gpu for gpu in wanted if cluster.gpus_per_node in counts.get(gpu, ())]
 
     def cards(self, recipe: Recipe) -> list[str]:
         """GPUs that a file asks for. Several nodes take the first choice alone, since each could get another
@@ -222,6 +218,19 @@ class Platform:
         this platform."""
         raise NotImplementedError
 
+    def own_commands(self, record: RunRecord, given: LaunchGiven, *, has_status: bool) -> Commands:
+        """What `up`, `logs` and `down` run where no platform stands between. Raises ConfigError for flags
+        that no program would get."""
+        if record.flags:
+            flags = " ".join(record.flags)
+            raise ConfigError(f"{record.target} has no platform that {flags} could be passed on to")
+        return Commands(
+            up=[desk_driver("start" if given.detach else "up", record)],
+            status=[desk_driver("status", record)] if has_status else [],
+            logs=[desk_driver("logs", record)],
+            down=[desk_driver("down", record)],
+        )
+
     def shown_commands(self, record: RunRecord, files: Sequence[Path]) -> list[str]:
         """What the commands of `up` run in their turn, for a dry run, with a heading; [] if nothing."""
         return []
@@ -246,7 +255,7 @@ class Platform:
         return False
 
     def check_program(self) -> None:
-        """Raises ConfigError where its program is missing; the launch environment counts as installed."""
+        """Raises ConfigError where its program is missing."""
         if not programs.find_program(self.program):
             raise ConfigError(f"{self.program} is not installed: {self.hint}")
 
@@ -274,16 +283,73 @@ class Platform:
         return f"is it running? `python3 launch.py status {record.run_id}` says"
 
 
+class Disposable(Platform):
+    """What SkyPilot, dstack and Kubernetes have in common: machines or containers that are thrown away."""
+
+    disposable = True
+    copies_tree = True
+
+    OBEYS = frozenset(
+        {"cluster.cpus", "cluster.memory_gib", "cluster.disk_gib", "cluster.image", "storage.volume"}
+    )
+
+    def ask(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        if record.jobs == 1:
+            return self.ask_job(record, answers)
+        jobs = []
+        for name in record.names():
+            answer = self.ask_job(replace(record, run_id=name, jobs=1), answers)
+            if answer is None:
+                return None
+            jobs.append(answer)
+        return merge_answers(jobs)
+
+    def ask_job(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        """What it says of one job; None where it does not answer."""
+        raise NotImplementedError
+
+    def is_open(self, record: RunRecord) -> bool:
+        return not record.ended_s
+
+    def begin_shell(self, recipe: Recipe, work: str = "/workspace") -> str:
+        """What the shell of its tasks begins with. work: where data and runs go, as a shell expression."""
+        return script.preamble(
+            recipe,
+            work,
+            asks_bucket=recipe.uses_bucket,
+            data=script.data_directory(recipe),
+            kept_folder=self.kept_folder(recipe),
+        )
+
+
+class Dumper(yaml.SafeDumper):
+    """Shell blocks as blocks, no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+Dumper.add_representer(str, _text)
+
+
+def to_yaml(data: dict[str, Any], head: str = "") -> str:
+    """YAML with a comment above it."""
+    comment = "".join(f"# {line}\n" if line else "#\n" for line in head.splitlines())
+    return comment + yaml.dump(data, Dumper=Dumper, sort_keys=False, width=1000)
+
+
 def for_each(words: Sequence[str], names: Sequence[str], more: Sequence[str] = ()) -> list[list[str]]:
     """One command for every name."""
     return [[*words, name, *more] for name in names]
 
 
-def no_flags(record: RunRecord) -> None:
-    """Raises ConfigError for flags that no platform's program would get."""
-    if record.flags:
-        flags = " ".join(record.flags)
-        raise ConfigError(f"{record.target} has no platform that {flags} could be passed on to")
+def desk_driver(what: str, record: RunRecord) -> list[str]:
+    """The command by which this desk itself starts, follows or ends a run."""
+    return [sys.executable, "-m", "recipes.drivers.desk_driver", what, record.run_id]
 
 
 def ssh_tunnel(login: Sequence[str], port: int, there: SplitResult) -> list[str]:

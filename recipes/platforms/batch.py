@@ -7,11 +7,14 @@ import socket
 from typing import ClassVar
 from urllib.parse import SplitResult
 
+from recipes.platforms import script
 from recipes.platforms.base import Commands, LaunchGiven, Platform, for_each, ssh_tunnel
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 
+OFFLINE = "export HF_HUB_OFFLINE=1 UV_OFFLINE=1 # prepared where the job was submitted"
+"""No way to the hub where there is none."""
 FOLLOW = ["tail", "-n", "+1", "--retry", "-F"]
 
 
@@ -35,6 +38,27 @@ class Batch(Platform):
         "cluster.cpus", "cluster.memory_gib", "budget.max_requeues", "site.shared_dir", "site.partition",
         "site.account", "site.walltime_hours", "site.offline",
     })  # fmt: skip
+
+    def head(self, recipe: Recipe, program: str, ending: str, job_id: str) -> tuple[list[str], str]:
+        """(Comment lines of a script, the line that names its run). job_id: a job's number in shell. Machines
+        that sample are an array of jobs."""
+        again = "the same RUN_ID resumes from its last committed checkpoint"
+        named = f'export RUN_ID="${{RUN_ID:-{script.job_name(recipe)}-{job_id}}}"'
+        if recipe.kind == "sample":
+            again = "RUN_ID is that of the run"
+            named = f'export SPOTRL_MACHINE="{job_id}"'
+        comment = [
+            f"# {recipe.description}.",
+            f"# {program} recipes/generated/{self.name}/{recipe.name}.{ending}"
+            "   (from the repository's root, on a file",
+            f"# system that all nodes see; {again})",
+        ]
+        return comment, named
+
+    def begin_shell(self, recipe: Recipe) -> str:
+        """What the shell begins with. Machines that sample have no way to the run but the bucket."""
+        sampling = recipe.kind == "sample"
+        return script.preamble(recipe, work_folder(recipe), asks_bucket=sampling, runs=runs_folder(recipe))
 
     def submit(self, record: RunRecord, given: LaunchGiven, output: str) -> list[str]:
         """The command that submits the jobs. output: the log's file."""

@@ -18,43 +18,24 @@ NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
 """Our name of a GPU -> the platform's, of each cloud; ANY: machines of your own."""
 RUNPOD_CARDS = {
-    "L4": "NVIDIA L4",
-    "L40S": "NVIDIA L40S",
-    "A100-80GB": "NVIDIA A100 80GB PCIe",
-    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB",
-    "H100-SXM": "NVIDIA H100 80GB HBM3",
-    "H200-SXM": "NVIDIA H200",
-    "B200": "NVIDIA B200",
-}
+    "L4": "NVIDIA L4", "L40S": "NVIDIA L40S", "A100-80GB": "NVIDIA A100 80GB PCIe",
+    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB", "H100-SXM": "NVIDIA H100 80GB HBM3",
+    "H200-SXM": "NVIDIA H200", "B200": "NVIDIA B200",
+}  # fmt: skip
 """RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
 NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 200.0, "H200": 200.0, "B200": 200.0, "L4": 50.0}
 """Gb/s of GCP's machines by their first network interface, a gVNIC. Machines of eight H100 have four more,
 which only GPUDirect's own images use."""
 
 COUNTS = {
-    ("gcp", "H100"): (1, 2, 4, 8),
-    ("gcp", "H200"): (8,),
-    ("gcp", "B200"): (8,),
-    ("gcp", "A100-80GB"): (1, 2, 4, 8),
-    ("aws", "A100"): (8,),
-    ("aws", "A100-80GB"): (8,),
-    ("aws", "H100"): (1, 8),
-    ("aws", "H200"): (8,),
-    ("aws", "B200"): (8,),
-    ("aws", "L4"): (1, 4, 8),
-    ("aws", "L40S"): (1, 4, 8),
-    ("azure", "A100"): (8,),
-    ("azure", "A100-80GB"): (1, 2, 4, 8),
-    ("azure", "H100"): (1, 2),
-    ("lambda", "A100"): (1, 2, 4, 8),
-    ("lambda", "A100-80GB"): (8,),
-    ("lambda", "H100"): (1, 2, 4, 8),
-    ("lambda", "B200"): (1, 2, 4, 8),
-    ("nebius", "L40S"): (1, 2, 4),
-    ("nebius", "H100"): (1, 8),
-    ("nebius", "H200"): (1, 8),
-    ("nebius", "B200"): (1, 8),
-}
+    ("gcp", "H100"): (1, 2, 4, 8), ("gcp", "H200"): (8,), ("gcp", "B200"): (8,),
+    ("gcp", "A100-80GB"): (1, 2, 4, 8), ("aws", "A100"): (8,), ("aws", "A100-80GB"): (8,),
+    ("aws", "H100"): (1, 8), ("aws", "H200"): (8,), ("aws", "B200"): (8,), ("aws", "L4"): (1, 4, 8),
+    ("aws", "L40S"): (1, 4, 8), ("azure", "A100"): (8,), ("azure", "A100-80GB"): (1, 2, 4, 8),
+    ("azure", "H100"): (1, 2), ("lambda", "A100"): (1, 2, 4, 8), ("lambda", "A100-80GB"): (8,),
+    ("lambda", "H100"): (1, 2, 4, 8), ("lambda", "B200"): (1, 2, 4, 8), ("nebius", "L40S"): (1, 2, 4),
+    ("nebius", "H100"): (1, 8), ("nebius", "H200"): (1, 8), ("nebius", "B200"): (1, 8),
+}  # fmt: skip
 """GPUs per node that a cloud sells, where it is not every number up to 8."""
 
 

@@ -19,10 +19,8 @@ from urllib.parse import SplitResult
 
 from recipes.platforms import clouds, pods, programs, restarts, script
 from recipes.platforms.answers import PlatformAnswer, PlatformAnswers, is_end, state_word
-from recipes.platforms.base import Commands, LaunchGiven, for_each, ssh_tunnel
-from recipes.platforms.disposable import Disposable
+from recipes.platforms.base import Commands, Disposable, LaunchGiven, for_each, ssh_tunnel, to_yaml
 from recipes.platforms.ssh import hosts_of, parse_address
-from recipes.platforms.task_yaml import to_yaml
 from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
@@ -39,17 +37,10 @@ CODE = "/spotrl"
 PARTS = ("", "data_prep", "trainer/checkpoint", "trainer/fleet", "trainer/node", "trainer/rewards/grading")
 """The repository in uploads: one is 2 MB at most, and `.dstackignore` leaves the others out of the first."""
 CHECKS = (
-    "recipes/gpu_check.py",
-    "recipes/recipe/recipe_files.py",
-    "recipes/plan",
-    "recipes/platforms",
-    "recipes/presets",
-    "tests/conftest.py",
-    "tests/families.py",
-    "tests/servers.py",
-    "tests/gpu",
+    "recipes/gpu_check.py", "recipes/recipe/recipe_files.py", "recipes/plan", "recipes/platforms",
+    "recipes/presets", "tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu",
     "tests/learning",
-)
+)  # fmt: skip
 """What a check of a card needs besides, left out of the first too."""
 CAPACITY_HOURS = 8.0
 """How long dstack looks for machines before it gives up, hours."""
@@ -135,7 +126,7 @@ class Dstack(Disposable):
         command = [programs.find_program("dstack"), "secret", "list"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            complaint = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+            complaint = programs.last_line(done.stderr.strip() or done.stdout, "nothing")
             raise ConfigError(
                 f"dstack secret list said {complaint!r}: point dstack at your server (dstack project add)"
             )
@@ -204,14 +195,16 @@ class Dstack(Disposable):
         return names + (("WANDB_API_KEY",) if online else ())
 
     def _task(self, recipe: Recipe, rented: dict[str, Any], name: str) -> dict[str, Any]:
-        budget = recipe.budget
+        login = {}
+        for field, secret in zip(("username", "password"), registry_secrets(recipe), strict=False):
+            login[field] = f"${{{{ secrets.{secret} }}}}"
         task: dict[str, Any] = {
             "type": "task",
             "name": name,
             "nodes": recipe.cluster.nodes,
             "fleets": [self.fleet_name(name)],
             "image": recipe.cluster.image,
-            **_registry(recipe),
+            **({"registry_auth": login} if login else {}),
             "user": "root",
             "shell": "bash",
             "working_dir": CODE,
@@ -226,7 +219,7 @@ class Dstack(Disposable):
             task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
         task |= {
             "retry": retry(recipe),
-            "max_duration": duration(budget.max_hours),
+            "max_duration": duration(recipe.budget.max_hours),
             "stop_duration": "5m",
             "startup_order": "master-first",
             "stop_criteria": "master-done",
@@ -276,8 +269,10 @@ class Dstack(Disposable):
         where: dict[str, Any] = {"backends": [self.backend]}
         if site.region:
             where["regions"] = [site.region]
-        if forms := self._forms(recipe):
-            where["instance_types"] = forms
+        count = recipe.cluster.gpus_per_node
+        if self.cloud == INSTANT_CLUSTER and count:  # `gpu: name` alone takes PCIe cards too
+            planned = [clouds.runpod_card(gpu, count) for gpu in self.cards(recipe)]
+            where["instance_types"] = [clouds.RUNPOD_CARDS[card] for card in planned]
         market = "spot" if recipe.cluster.spot == "only" else "auto"
         where["spot_policy"] = market if self.uses_spot(recipe) else "on-demand"
         # Dollars per node and hour: the recipe's, else one and a half times the dearest known price.
@@ -287,13 +282,6 @@ class Dstack(Disposable):
         if most:
             where["max_price"] = most
         return where
-
-    def _forms(self, recipe: Recipe) -> list[str]:
-        """RunPod's names of the cards that were planned: `gpu: name` alone takes PCIe cards too."""
-        count = recipe.cluster.gpus_per_node
-        if self.cloud != INSTANT_CLUSTER or not count:
-            return []
-        return [clouds.RUNPOD_CARDS[clouds.runpod_card(gpu, count)] for gpu in self.cards(recipe)]
 
     def _fleet(self, recipe: Recipe, rented: dict[str, Any], name: str) -> dict[str, Any]:
         cluster = recipe.cluster
@@ -314,61 +302,33 @@ class Dstack(Disposable):
         return fleet | {"idle_duration": _idle(recipe)}
 
     def _volume(self, recipe: Recipe) -> dict[str, Any]:
-        cloud = self.backend
-        if not cloud:
+        if not self.backend:
             raise ConfigError(
                 f"{self.name} runs on your machines: mount the volume there and leave storage.volume empty"
             )
         if not recipe.site.region and not self.on_kubernetes:
             raise ConfigError("a volume lives in one region: set site.region, for example US-KS-2 on RunPod")
         where = {"region": recipe.site.region} if recipe.site.region else {}
-        volume = {"type": "volume", "name": recipe.storage.volume, "backend": cloud}
+        volume = {"type": "volume", "name": recipe.storage.volume, "backend": self.backend}
         return volume | where | {"size": f"{pods.claim_gib(recipe)}GB"}
 
 
 TARGETS = (
-    Dstack(
-        name="dstack-runpod",
-        cloud=INSTANT_CLUSTER,
-        max_nodes=8,
-        cpu_only=False,
-        gpus=clouds.DSTACK_RUNPOD,
-        network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
-        note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot",
-    ),
-    Dstack(
-        name="dstack-gcp",
-        cloud="gcp",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.DSTACK_GCP,
-        network_gbit_s=clouds.NIC | {"": 100},
-        disk=clouds.DISKS["dstack-gcp"],
-    ),
-    Dstack(
-        name="dstack-kubernetes",
-        cloud="kubernetes",
-        max_nodes=64,
-        gpus=clouds.DSTACK,
-        network_gbit_s={"": 400},
-        note="your cluster's node pools",
-    ),
-    Dstack(
-        name="dstack-ssh",
-        max_nodes=64,
-        gpus=clouds.DSTACK,
-        network_gbit_s={"": 100},
-        note="own machines as an SSH fleet: --hosts",
-    ),
-)
+    Dstack(name="dstack-runpod", cloud=INSTANT_CLUSTER, max_nodes=8, cpu_only=False,
+           gpus=clouds.DSTACK_RUNPOD, network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
+           note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot"),
+    Dstack(name="dstack-gcp", cloud="gcp", max_nodes=16, spot=True, gpus=clouds.DSTACK_GCP,
+           network_gbit_s=clouds.NIC | {"": 100}, disk=clouds.DISKS["dstack-gcp"]),
+    Dstack(name="dstack-kubernetes", cloud="kubernetes", max_nodes=64, gpus=clouds.DSTACK,
+           network_gbit_s={"": 400}, note="your cluster's node pools"),
+    Dstack(name="dstack-ssh", max_nodes=64, gpus=clouds.DSTACK, network_gbit_s={"": 100},
+           note="own machines as an SSH fleet: --hosts"),
+)  # fmt: skip
 
 
 def run_name(run_id: str) -> str:
     """The run id as dstack takes it: at most 40 characters, still one of a kind."""
-    if len(run_id) <= 40:
-        return run_id
-    digest = hashlib.sha256(run_id.encode()).hexdigest()
-    return f"{run_id[:31]}-{digest[:8]}"
+    return run_id if len(run_id) <= 40 else f"{run_id[:31]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def _answer(name: str, run: dict[str, Any]) -> PlatformAnswer:
@@ -377,12 +337,13 @@ def _answer(name: str, run: dict[str, Any]) -> PlatformAnswer:
     if is_end(run["status"]):
         ended_s = datetime.fromisoformat(run["last_processed_at"]).timestamp()
     # dstack gets 0 so that it does not start the run again: its own status does not show success.
-    line = _final_line(name) if run["status"] == "done" else ""
-    if line:
-        text = f"dstack run {name}: FAILED: {line}"
-        return PlatformAnswer(text=text, state="failed", why=line, ended_s=ended_s, usd=run.get("cost"))
+    log = programs.printed_text(["dstack", "logs", name]).splitlines() if run["status"] == "done" else []
+    final = [line.strip() for line in log if restarts.FINAL in line][-1:]
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
     state = state_word(run["status"])
+    if final:
+        why, state = final[0], "failed"
+        text = f"dstack run {name}: FAILED: {why}"
     if ended_s:
         return PlatformAnswer(text=text, state=state, why=why, ended_s=ended_s, usd=run.get("cost"))
 
@@ -396,14 +357,6 @@ def _answer(name: str, run: dict[str, Any]) -> PlatformAnswer:
         what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}"
     per_hour = sum(node["price"] for node in nodes)
     return PlatformAnswer(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
-
-
-def _final_line(name: str) -> str:
-    """The line with which a run says that it ended for good, if its log has one."""
-    for line in reversed(programs.printed_text(["dstack", "logs", name]).splitlines()):
-        if restarts.FINAL in line:
-            return line.strip()
-    return ""
 
 
 def _task_name(recipe: Recipe) -> str:
@@ -420,13 +373,6 @@ def registry_secrets(recipe: Recipe) -> tuple[str, ...]:
     """dstack's secrets with the login of the image's registry."""
     name = recipe.site.image_secret
     return (f"{name}_username", f"{name}_password") if name else ()
-
-
-def _registry(recipe: Recipe) -> dict[str, Any]:
-    login = {}
-    for field, secret in zip(("username", "password"), registry_secrets(recipe), strict=False):
-        login[field] = f"${{{{ secrets.{secret} }}}}"
-    return {"registry_auth": login} if login else {}
 
 
 def _idle(recipe: Recipe) -> str:
@@ -474,11 +420,9 @@ def command(recipe: Recipe, body: str) -> str:
     if not restarts.restart_codes(recipe):
         return f"{body}exec {node}\n"
     keep = "|".join(map(str, (0, *restarts.restart_codes(recipe))))
-    then = (
-        "start this machine again"
-        if recipe.kind == "sample"
-        else "\\`python3 launch.py resume ${RUN_ID:-}\\`"
-    )
+    then = "\\`python3 launch.py resume ${RUN_ID:-}\\`"
+    if recipe.kind == "sample":
+        then = "start this machine again"
     task = f"""\
 final() {{
   code=$?

@@ -9,7 +9,7 @@ import hashlib
 from typing import Any
 
 from recipes.platforms import pods, restarts, script
-from recipes.platforms.disposable import Disposable
+from recipes.platforms.base import Disposable
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
@@ -44,30 +44,22 @@ SPOT_LABELS = {
 """Labels of preemptible nodes; on some clusters they are taints as well."""
 GKE_LABEL = "cloud.google.com/gke-accelerator"
 GKE_CARDS = {
-    "L4": ("nvidia-l4",),
-    "A100": ("nvidia-tesla-a100",),
-    "A100-80GB": ("nvidia-a100-80gb",),
-    "H100": ("nvidia-h100-80gb", "nvidia-h100-mega-80gb"),
-    "H200": ("nvidia-h200-141gb",),
+    "L4": ("nvidia-l4",), "A100": ("nvidia-tesla-a100",), "A100-80GB": ("nvidia-a100-80gb",),
+    "H100": ("nvidia-h100-80gb", "nvidia-h100-mega-80gb"), "H200": ("nvidia-h200-141gb",),
     "B200": ("nvidia-b200",),
-}
+}  # fmt: skip
 """GKE's node label, and its values by our names."""
 NVIDIA_LABEL = "nvidia.com/gpu.product"
 NVIDIA_CARDS = {
-    "L4": ("NVIDIA-L4",),
-    "L40S": ("NVIDIA-L40S",),
-    "A100": ("NVIDIA-A100-SXM4-40GB",),
-    "A100-80GB": ("NVIDIA-A100-SXM4-80GB",),
-    "H100": ("NVIDIA-H100-80GB-HBM3",),
-    "H200": ("NVIDIA-H200",),
+    "L4": ("NVIDIA-L4",), "L40S": ("NVIDIA-L40S",), "A100": ("NVIDIA-A100-SXM4-40GB",),
+    "A100-80GB": ("NVIDIA-A100-SXM4-80GB",), "H100": ("NVIDIA-H100-80GB-HBM3",), "H200": ("NVIDIA-H200",),
     "B200": ("NVIDIA-B200",),
-}
+}  # fmt: skip
 """The node label of NVIDIA's GPU feature discovery, and its values by our names."""
 SINGLE_CARDS = {
-    "A100": ("NVIDIA-A100-PCIE-40GB",),
-    "A100-80GB": ("NVIDIA-A100-80GB-PCIe",),
+    "A100": ("NVIDIA-A100-PCIE-40GB",), "A100-80GB": ("NVIDIA-A100-80GB-PCIe",),
     "H100": ("NVIDIA-H100-PCIe",),
-}
+}  # fmt: skip
 """Cards without NVLink, which do where a node has one."""
 UNLIMITED = 2**31 - 1
 """Pods that a Job may replace: the run counts."""
@@ -211,26 +203,21 @@ def _placement(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
 
     # Of `on_spot` a preemptible node meets one. All other nodes meet all of `never_spot`: those without the
     # label do.
-    preferred = []
-    on_spot = []
-    never_spot = []
+    on_spot: list[list[dict[str, Any]]] = []
     for key, value in SPOT_LABELS.items():
-        label: dict[str, Any] = {"key": key, "operator": "In", "values": [value]}
-        preferred.append({"weight": 100, "preference": {"matchExpressions": [label]}})
-        on_spot.append([label])
-        never_spot.append(label | {"operator": "NotIn"})
+        on_spot.append([{"key": key, "operator": "In", "values": [value]}])
+    never_spot = [label | {"operator": "NotIn"} for (label,) in on_spot]
 
     affinity: dict[str, Any] = {}
-    spot: list[list[dict[str, Any]]] = [[]]
-    if not platform.uses_spot(recipe):
-        spot = [never_spot]
-    else:
+    spot = [never_spot]
+    if platform.uses_spot(recipe):
         for key, value in SPOT_LABELS.items():
             tolerations.append({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"})
-        if recipe.cluster.spot == "only":
-            spot = on_spot
-        else:
+        spot = on_spot
+        if recipe.cluster.spot != "only":
+            preferred = [{"weight": 100, "preference": {"matchExpressions": labels}} for labels in on_spot]
             affinity["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+            spot = [[]]
 
     # A node must meet all conditions of one term: those of a card, and those of a market.
     terms = []

@@ -8,82 +8,57 @@ private repositories.)
 
 from __future__ import annotations
 
+import json
 import shlex
-import sys
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult
 
-from recipes.platforms import clouds, pods, restarts, script
+from recipes.platforms import clouds, pods, programs, restarts, script
 from recipes.platforms.answers import PlatformAnswer, PlatformAnswers
-from recipes.platforms.base import Commands, LaunchGiven, for_each
-from recipes.platforms.disposable import Disposable
+from recipes.platforms.base import Commands, Disposable, LaunchGiven, desk_driver, for_each, to_yaml
 from recipes.platforms.job_set import (
     ARCHIVE,
     INSTANCE,
     LONGEST_NAME,
     NAME,
     NODE,
+    RANK_LABEL,
     SET_LABEL,
     claim,
     job_set,
     of_run,
     set_name,
 )
-from recipes.platforms.kubectl import (
-    KIND,
-    head_pod,
-    kubectl,
-    kubectl_of,
-    kubectl_program,
-    refusal_of,
-    remove_job_set,
-    run_kubectl,
-)
-from recipes.platforms.task_yaml import to_yaml
+from recipes.presets import resolve
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError, never_sent
 
+KIND = "jobsets.jobset.x-k8s.io"
+"""JobSets, as kubectl takes the word."""
+AWAY = ("Unable to connect", "connection to the server", "dial tcp")
+"""What kubectl says where no API server answers."""
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 """Why a pod waits that cannot pull its image: left alone, it holds all GPUs to the end of the run's hours."""
 TOKENS = "$HOME/.spotrl/tokens.env"
 """File with tokens that the head of a rendered file names: no place of the repository, which is sent."""
 LEFT_OUT = (
-    "tests",
-    "docs",
-    "benchmarks",
-    "runs",
-    "recipes/commands",
-    "recipes/drivers",
-    "recipes/generated",
-    "recipes/screens",
-    "recipes/records/reproduce.py",
-    "trainer/observe/mirror.py",
-    "trainer/observe/publish.py",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "README.md",
-    "SECURITY.md",
-    "requirements/owners.py",
-    "requirements/lock.py",
-    "requirements/launch.txt",
-    "requirements/test.txt",
-    "__pycache__",
-    "code.tar",
+    "tests", "docs", "benchmarks", "runs", "recipes/commands", "recipes/drivers", "recipes/generated",
+    "recipes/screens", "recipes/records/reproduce.py", "trainer/observe/mirror.py",
+    "trainer/observe/publish.py", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
+    "SECURITY.md", "requirements/owners.py", "requirements/lock.py", "requirements/launch.txt",
+    "requirements/test.txt", "__pycache__", "code.tar",
     ARCHIVE,
-)
+)  # fmt: skip
 """Files and folders that no node needs, locks of other environments among them, besides hidden ones and those
 of `never_sent`."""
-CPU_LOCK = "requirements/cpu.txt"
-"""Left out too, where the nodes have GPUs."""
 CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 NOT_CHECKED = ("tests/learning/test_*.py", "tests/learning/rank_scripts")
@@ -108,12 +83,11 @@ class Kubernetes(Disposable):
         return files
 
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
-        driver = [sys.executable, "-m", "recipes.drivers.kubernetes_driver"]
         label = f"{INSTANCE}={set_name(record.run_id)}"
         return Commands(
-            up=[[*driver, "start" if given.detach else "up", record.run_id]],
+            up=[desk_driver("start" if given.detach else "up", record)],
             status=[[*kubectl_of(record), "get", f"{KIND},pods", "-l", label]],
-            logs=[[*driver, "logs", record.run_id]],
+            logs=[desk_driver("logs", record)],
             down=[remove_job_set(record)],
         )
 
@@ -129,7 +103,7 @@ class Kubernetes(Disposable):
 
     def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
         """Has the cluster judge the JobSet without creating it: its controller, your rights, quotas."""
-        done = run_kubectl([*kubectl_program(record), "create", "--dry-run=server", "-f", "-"], given=task)
+        done = run_kubectl([*kubectl_of(record), "create", "--dry-run=server", "-f", "-"], given=task)
         if done.returncode and "already exists" not in done.stderr:
             raise ConfigError(refusal_of(done.stderr))
 
@@ -210,11 +184,10 @@ def _end(name: str, ended: dict[str, Any], jobs: list[dict[str, Any]]) -> Platfo
 
 def _progress(name: str, job_set: dict[str, Any], jobs: list[dict[str, Any]]) -> PlatformAnswer:
     """The answer for a set that goes on."""
-    restarted = job_set.get("status", {}).get("restarts", 0)
-    ready = 0
-    for job in jobs:
-        restarted += job.get("status", {}).get("failed", 0)
-        ready += job.get("status", {}).get("ready", 0)
+    statuses = [job.get("status", {}) for job in jobs]
+    ready = sum(status.get("ready", 0) for status in statuses)
+    failed = sum(status.get("failed", 0) for status in statuses)
+    restarted = failed + job_set.get("status", {}).get("restarts", 0)
     wanted = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
     state = "running" if ready == wanted else "starting"
     text = f"JobSet {name}: {state}, {ready} of {wanted} pods run, restarted {restarted} times"
@@ -245,14 +218,96 @@ def _waits_for(pod: dict[str, Any]) -> str:
     return ""
 
 
+def kubectl(recipe: Recipe) -> list[str]:
+    """kubectl with what it takes to find the recipe's cluster and namespace."""
+    site = recipe.site
+    context = ["--context", site.kubernetes_context] if site.kubernetes_context else []
+    namespace = ["--namespace", site.namespace] if site.namespace else []
+    return ["kubectl", *context, *namespace]
+
+
+def kubectl_of(record: RunRecord) -> list[str]:
+    """kubectl for a run, with the flags that stood after `--` at its launch."""
+    return [*kubectl(resolve(record.recipe, record.overrides)), *record.flags]
+
+
+def remove_job_set(record: RunRecord) -> list[str]:
+    """The command that removes a run's JobSet, if there is one, and waits until its pods have ended."""
+    remove = ["delete", KIND, set_name(record.run_id)]
+    return [*kubectl_of(record), *remove, "--ignore-not-found", "--cascade=foreground"]
+
+
+def run_kubectl(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of kubectl. given: its standard input."""
+    argv = [programs.find_program(command[0]) or command[0], *command[1:]]
+    return subprocess.run(argv, input=given, capture_output=True, text=True)
+
+
+def checked_output(command: list[str], given: str | None = None) -> str:
+    """What a command of kubectl printed. Raises ConfigError with the change to make."""
+    done = run_kubectl(command, given)
+    if done.returncode:
+        raise ConfigError(refusal_of(done.stderr))
+    return done.stdout
+
+
+def refusal_of(complaint: str) -> str:
+    """What kubectl complained about, and the change to make where that is known."""
+    lines = [line for line in complaint.strip().splitlines() if not line.startswith("ensure CRDs")]
+    reason = lines[-1] if lines else "nothing"
+    if "no matches for kind" in reason:
+        return "the cluster has no JobSet controller: have JobSet installed there"
+    if "(Forbidden)" in reason:
+        return f"your account lacks a right ({reason}): ask for a role that has it, or set site.namespace"
+    if any(words in reason for words in AWAY):
+        return (
+            f"kubectl does not reach the cluster ({reason}): choose one with `kubectl config use-context`, "
+            "or set site.kubernetes_context"
+        )
+    return f"kubectl says: {reason}"
+
+
+def head_pod(record: RunRecord) -> str:
+    """The head's pod that is running now, as kubectl takes it. Raises ConfigError without one."""
+    running = [pod.name for pod in head_pods(record) if pod.begun and not pod.over]
+    if not running:
+        raise ConfigError(f"no pod of {record.run_id} is running: `python3 launch.py status {record.run_id}`")
+    return f"pod/{running[-1]}"
+
+
+class HeadPod(NamedTuple):
+    """A pod of the head. Each try of a run has one of its own."""
+
+    name: str
+    begun: bool
+    """Whether its container runs, or has run."""
+    over: bool
+    """Whether its container has ended."""
+
+
+def head_pods(record: RunRecord) -> list[HeadPod]:
+    """The head's pods, oldest first; none where the cluster does not answer."""
+    labels = f"{SET_LABEL}={set_name(record.run_id)},{RANK_LABEL}=0"
+    done = run_kubectl([*kubectl_of(record), "get", "pods", "-l", labels, "-o", "json"])
+    if done.returncode:
+        return []
+    heads = []
+    for pod in sorted(json.loads(done.stdout)["items"], key=lambda pod: pod["metadata"]["creationTimestamp"]):
+        containers = pod.get("status", {}).get("containerStatuses", [])
+        over = any("terminated" in container["state"] for container in containers)
+        runs = any("running" in container["state"] for container in containers)
+        heads.append(HeadPod(pod["metadata"]["name"], over or runs, over))
+    return heads
+
+
 def left_out(recipe: Recipe) -> tuple[str, ...]:
-    """Files and folders that no node of the recipe needs."""
-    return LEFT_OUT if recipe.environment == "cpu" else (*LEFT_OUT, CPU_LOCK)
+    """Files and folders that no node of the recipe needs: nodes with GPUs not the lock of those without."""
+    return LEFT_OUT if recipe.environment == "cpu" else (*LEFT_OUT, "requirements/cpu.txt")
 
 
 def _head(recipe: Recipe) -> str:
     path = f"recipes/generated/{KUBERNETES.name}/{recipe.name}"
-    program = " ".join(kubectl(recipe, []))
+    program = " ".join(kubectl(recipe))
     tokens = script.API_KEY if recipe.kind == "serve" else "HF_TOKEN, AWS_ACCESS_KEY_ID"
     if recipe.uses_bucket and not recipe.storage.bucket:
         tokens += ", BUCKET"

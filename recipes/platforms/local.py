@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from recipes.platforms import clouds, script
-from recipes.platforms.base import Commands, LaunchGiven, Platform, no_flags
+from recipes.platforms.base import Commands, LaunchGiven, Platform
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
@@ -42,14 +41,7 @@ class Local(Platform):
         return frozenset()
 
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
-        no_flags(record)
-        driver = [sys.executable, "-m", "recipes.drivers.local_driver"]
-        return Commands(
-            up=[[*driver, "start" if given.detach else "up", record.run_id]],
-            status=[],
-            logs=[[*driver, "logs", record.run_id]],
-            down=[[*driver, "down", record.run_id]],
-        )
+        return self.own_commands(record, given, has_status=False)
 
     def refusal(self, recipe: Recipe) -> str:
         if recipe.cluster.nodes == 1 and recipe.jobs > 1 and recipe.cluster.gpus_per_node:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipes.platforms import clouds, restarts, script
 from recipes.platforms.base import LaunchGiven
-from recipes.platforms.batch import Batch, runs_folder, work_folder
+from recipes.platforms.batch import OFFLINE, Batch, runs_folder
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
@@ -99,15 +99,8 @@ class Pbs(Batch):
         """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`. Machines that
         sample are an array of jobs."""
         recipe = run.recipe
-        again = "the same RUN_ID resumes from its last committed checkpoint"
-        own_id = f"${{RUN_ID:-{script.job_name(recipe)}-${{PBS_JOBID%%.*}}}}"
-        named = f'export RUN_ID="{own_id}" # keeps its number when run again'
         sampling = recipe.kind == "sample"
-        if sampling:
-            again = "RUN_ID is that of the run"
-            named = 'export SPOTRL_MACHINE="${PBS_JOBID%%.*}"'
-        # Machines that sample have no way to the run but the bucket.
-        begin = script.preamble(recipe, work_folder(recipe), asks_bucket=sampling, runs=runs_folder(recipe))
+        comment, named = self.head(recipe, "qsub -v RUN_ID=my-run", "pbs", "${PBS_JOBID%%.*}")
         node = NODE.replace("WANTED", str(recipe.cluster.nodes))
         gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
         node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
@@ -117,16 +110,13 @@ class Pbs(Batch):
             [
                 "#!/usr/bin/env bash",
                 *pbs_directives(recipe),
-                f"# {recipe.description}.",
-                f"# qsub -v RUN_ID=my-run recipes/generated/{self.name}/{recipe.name}.pbs"
-                "   (from the repository's root, on a file",
-                f"# system that all nodes see; {again})",
+                *comment,
                 'cd "${PBS_O_WORKDIR:?}"',
-                named,
+                named if sampling else f"{named} # keeps its number when run again",
                 TAKE_TOKENS.rstrip("\n"),
-                begin.rstrip("\n"),
+                self.begin_shell(recipe).rstrip("\n"),
                 leave_if_started_too_often(recipe).rstrip("\n"),
-                *script.site_lines(recipe),
+                *([OFFLINE] if recipe.site.offline else []),
                 script.setup_commands(recipe, prepare=not sampling).rstrip("\n"),
                 script.write_config(recipe).rstrip("\n"),
                 node.rstrip("\n"),

@@ -7,16 +7,10 @@ from recipes.recipe.spec import Recipe
 ENVIRONMENT_GIB = 60
 """Size of a pod's own disk where a claim holds models, data and runs: it has the environment, the repository
 and Ray's files."""
-OBEYS = frozenset(
-    {
-        "cluster.shm_gib",
-        "site.image_secret",
-        "site.kubernetes_context",
-        "site.node_pool",
-        "site.queue",
-        "site.rdma",
-    }
-)
+OBEYS = frozenset({
+    "cluster.shm_gib", "site.image_secret", "site.kubernetes_context", "site.node_pool", "site.queue",
+    "site.rdma",
+})  # fmt: skip
 OF_CLAIMS = frozenset({"site.storage_class", "storage.volume_gib"})
 """Options of the claim that `storage.volume` names."""
 

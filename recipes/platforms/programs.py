@@ -45,3 +45,8 @@ def printed_json(command: Sequence[str]) -> Any:
         except json.JSONDecodeError:
             continue
     return None
+
+
+def last_line(printed: str, none: str = "no word") -> str:
+    """The last line of what a program printed, which says why it failed."""
+    return (printed.strip() or none).splitlines()[-1].removeprefix("error: ")

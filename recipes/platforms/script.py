@@ -251,13 +251,11 @@ def data_directory(recipe: Recipe) -> str:
 def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the
     GPU."""
+    if recipe.environment != "gpu":
+        return ""
     if recipe.kind == "sample":
         code = EXIT_CONFIG  # with 36 the machine would be counted as an attempt of the run
-    return (
-        f". trainer/shell/driver.sh {code} {recipe.budget.max_losses}\n"
-        if recipe.environment == "gpu"
-        else ""
-    )
+    return f". trainer/shell/driver.sh {code} {recipe.budget.max_losses}\n"
 
 
 def leave_if_over(recipe: Recipe) -> str:
@@ -277,11 +275,8 @@ def setup_commands(
     the preamble. prepare: else another job prepares on the same file system, and its results are waited
     for."""
     recipe = on_node(recipe)
-    lines = (
-        [driver_check(recipe, bad_driver).rstrip("\n")]
-        if recipe.environment == "gpu" and check_driver
-        else []
-    )
+    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if check_driver else []
+    lines = [*filter(None, lines)]
     lines.append(f"bash trainer/shell/setup.sh {recipe.environment}")
     # the next machine need not download the packages again
     if recipe.storage.volume and recipe.cluster.nodes == 1:
@@ -298,27 +293,15 @@ def setup_commands(
     return "\n".join(lines) + "\n"
 
 
-def _data_name(step: Step) -> str:
-    """What a prepared dataset is called below $DATA and in the bucket; "" for another step."""
-    if not step.creates.startswith("${DATA}/"):
-        return ""
-    return step.creates.removeprefix("${DATA}/").partition("/")[0]
-
-
 def keep_commands(recipe: Recipe) -> str:
     """For machines that are thrown away: the head puts what it has prepared into the bucket, while training
     begins."""
     if recipe.kind == "sample":
         return ""  # one writer: the run's head
-    names = list(filter(None, map(_data_name, on_node(recipe).steps)))
+    below = [step.creates.partition("${DATA}/") for step in on_node(recipe).steps]
+    names = [path.partition("/")[0] for before, data, path in below if data and not before]
     python = f".venvs/{recipe.environment}/bin/python"
     return f"keep {python} {' '.join(names)}\n" if names else ""
-
-
-def site_lines(recipe: Recipe) -> list[str]:
-    """What batch scripts begin with: no way to the hub where there is none."""
-    offline = ["export HF_HUB_OFFLINE=1 UV_OFFLINE=1 # prepared where the job was submitted"]
-    return offline if recipe.site.offline else []
 
 
 def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
@@ -351,11 +334,8 @@ def write_config(recipe: Recipe) -> str:
 def config_path(recipe: Recipe) -> str:
     """Where a job writes its configuration, as a shell expression. Machines that sample may share a folder
     with the run and with each other, so each has a file of its own (SPOTRL_MACHINE: its job's id)."""
-    return (
-        ".cache/$RUN_ID.sample-${SPOTRL_MACHINE:-0}.yaml"
-        if recipe.kind == "sample"
-        else ".cache/$RUN_ID.yaml"
-    )
+    own = ".sample-${SPOTRL_MACHINE:-0}" if recipe.kind == "sample" else ""
+    return f".cache/$RUN_ID{own}.yaml"
 
 
 def config_file(recipe: Recipe) -> str:

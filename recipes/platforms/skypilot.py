@@ -17,11 +17,9 @@ from urllib.parse import SplitResult
 
 from recipes.platforms import clouds, pods, programs, restarts, script
 from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer, PlatformAnswers, is_end, state_word
-from recipes.platforms.base import Commands, LaunchGiven, Platform, for_each, ssh_tunnel
-from recipes.platforms.disposable import Disposable
-from recipes.platforms.task_yaml import to_yaml
+from recipes.platforms.base import Commands, Disposable, LaunchGiven, Platform, for_each, ssh_tunnel, to_yaml
 from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
-from recipes.recipe.spec import ASKED_BUCKET, Cluster, Recipe
+from recipes.recipe.spec import Cluster, Recipe
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_PREFLIGHT
@@ -90,25 +88,21 @@ class SkyPilot(Disposable):
             own |= pods.obeyed(recipe)
         if self.cloud == "runpod" and recipe.storage.volume:
             own.add("storage.volume_gib")
-        if self.bucket_mount:
-            own.add("storage.mount")
         return self.OBEYS | own
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """Task file, and the volume's where the recipe names one."""
         recipe = run.recipe
+        bucket = recipe.storage.bucket or (None if recipe.uses_bucket else "")
         task: dict[str, Any] = {
             "name": script.job_name(recipe),
             "workdir": ".",
             "num_nodes": recipe.cluster.nodes,
             "resources": self._resources(recipe, run.machines),
-            "envs": _envs(recipe),
+            "envs": {"RUN_ID": None, "BUCKET": bucket} | dict.fromkeys(script.SETTINGS, ""),
         }
         if recipe.storage.volume:
             task["volumes"] = {"/workspace": recipe.storage.volume}
-        if recipe.storage.mount:
-            cached = {"source": script.bucket_of(recipe) or ASKED_BUCKET, "mode": "MOUNT_CACHED"}
-            task["file_mounts"] = {recipe.storage.mount: cached}
         if self.on_kubernetes:
             own: dict[str, Any] = {"provision_timeout": PENDING_S}
             if recipe.site.queue:  # SkyPilot gives a queue, and DWS behind one, a day
@@ -126,10 +120,8 @@ class SkyPilot(Disposable):
         task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
         name = f"{recipe.name}.yaml"
         files = {name: to_yaml(task, self._head(recipe, f"recipes/generated/{self.name}/{name}"))}
-        if recipe.storage.volume and self.cloud == "runpod":
-            files[f"{recipe.name}.volume.yaml"] = _volume(recipe)
-        if recipe.storage.volume and self.on_kubernetes:
-            files[f"{recipe.name}.volume.yaml"] = _claim(recipe)
+        if recipe.storage.volume and (self.cloud == "runpod" or self.on_kubernetes):
+            files[f"{recipe.name}.volume.yaml"] = self._volume(recipe)
         return files
 
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
@@ -183,6 +175,31 @@ class SkyPilot(Disposable):
     def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
         return ssh_tunnel(["ssh", "-o", "BatchMode=yes", record.run_id], port, there)
 
+    def _volume(self, recipe: Recipe) -> str:
+        """The volume or claim at /workspace, which outlives machines and pods: models, data and packages are
+        there after a recovery. Raises ConfigError."""
+        site = recipe.site
+        volume: dict[str, Any] = {"name": recipe.storage.volume}
+        size = {"size": str(pods.claim_gib(recipe))}
+        if self.on_kubernetes:
+            infra = f"k8s/{site.kubernetes_context}" if site.kubernetes_context else "k8s"
+            config = {"access_mode": pods.claim_mode(recipe)}
+            if site.storage_class:
+                config["storage_class_name"] = site.storage_class
+            volume |= {"type": "k8s-pvc", "infra": infra, **size, "config": config}
+        else:
+            if len(recipe.storage.volume) > 30:
+                raise ConfigError(
+                    f"storage.volume {recipe.storage.volume!r}: RunPod takes at most 30 characters"
+                )
+            if "/" not in site.region:
+                raise ConfigError(
+                    "a RunPod volume lives in one data centre: set site.region, for example US/US-KS-2"
+                )
+            volume |= {"type": "runpod-network-volume", "infra": f"runpod/{site.region}", **size}
+        word = "claim" if self.on_kubernetes else "volume"
+        return to_yaml(volume, f"The {word} at /workspace; once: sky volumes apply {recipe.name}.volume.yaml")
+
     def _head(self, recipe: Recipe, path: str) -> str:
         managed = self.is_managed(recipe)
         bucket = "" if recipe.storage.bucket or not recipe.uses_bucket else " --env BUCKET=s3://..."
@@ -218,7 +235,10 @@ class SkyPilot(Disposable):
             "autostop": self._autostop(recipe),
         }
         if self.is_managed(recipe):  # nothing else reads it
-            common["job_recovery"] = recovery(recipe)
+            rule: dict[str, Any] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
+            if codes := restarts.restart_codes(recipe):
+                rule["recover_on_exit_codes"] = list(codes)
+            common["job_recovery"] = rule
         if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
             common["ports"] = [script.PORT]
         if cluster.cpus or not cluster.gpus_per_node or self.on_kubernetes:
@@ -259,99 +279,35 @@ class SkyPilot(Disposable):
 
 
 TARGETS = (
-    SkyPilot(
-        name="skypilot",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.ANY,
-        network_gbit_s=clouds.NIC | {"": 100},
-        note="cheapest of RunPod (one node only) and GCP, or of site.clouds, spot before on-demand",
-    ),
-    SkyPilot(
-        name="skypilot-runpod",
-        cloud="runpod",
-        spot=True,
-        gpus=clouds.RUNPOD,
-        network_gbit_s={"": 0},
-        note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never stop",
-    ),
-    SkyPilot(
-        name="skypilot-gcp",
-        cloud="gcp",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.GCP,
-        network_gbit_s=clouds.NIC | {"": 100},
-        bucket_mount=True,
-        disk=clouds.DISKS["gcp"],
-        note="between nodes one gVNIC: GPUDirect's images have drivers of their own",
-    ),
-    SkyPilot(
-        name="skypilot-kubernetes",
-        cloud="kubernetes",
-        max_nodes=64,
-        gpus=clouds.LABELLED,
-        network_gbit_s={"": 400},
-        bucket_mount=True,
-        note="your cluster's own node pools; spot only as the pool you name",
-    ),
-)
+    SkyPilot(name="skypilot", max_nodes=16, spot=True, gpus=clouds.ANY,
+             network_gbit_s=clouds.NIC | {"": 100},
+             note="cheapest of RunPod (one node only) and GCP, or of site.clouds, spot before on-demand"),
+    SkyPilot(name="skypilot-runpod", cloud="runpod", spot=True, gpus=clouds.RUNPOD, network_gbit_s={"": 0},
+             note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never"
+                  " stop"),
+    SkyPilot(name="skypilot-gcp", cloud="gcp", max_nodes=16, spot=True, gpus=clouds.GCP,
+             network_gbit_s=clouds.NIC | {"": 100}, disk=clouds.DISKS["gcp"],
+             note="between nodes one gVNIC: GPUDirect's images have drivers of their own"),
+    SkyPilot(name="skypilot-kubernetes", cloud="kubernetes", max_nodes=64, gpus=clouds.LABELLED,
+             network_gbit_s={"": 400},
+             note="your cluster's own node pools; spot only as the pool you name"),
+)  # fmt: skip
 MORE_CLOUDS = (
-    SkyPilot(
-        name="skypilot-aws",
-        cloud="aws",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.AWS,
-        network_gbit_s={"": 100},
-        bucket_mount=True,
-        needs="skypilot[aws]",
-        disk=clouds.DISKS["aws"],
-        note="between nodes TCP: EFA is not set up",
-    ),
-    SkyPilot(
-        name="skypilot-azure",
-        cloud="azure",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.AZURE,
-        network_gbit_s={"": 24},
-        bucket_mount=True,
-        needs="skypilot[azure]",
-        disk=clouds.DISKS["azure"],
-        note="between nodes TCP; H100 by one and two: SkyPilot lists the machine of eight as one of twelve",
-    ),
-    SkyPilot(
-        name="skypilot-lambda",
-        cloud="lambda",
-        max_nodes=16,
-        gpus=clouds.LAMBDA,
-        network_gbit_s={"": 100},
-        bucket_mount=True,
-        note="on demand; machines go down, never stop",
-    ),
-    SkyPilot(
-        name="skypilot-nebius",
-        cloud="nebius",
-        max_nodes=16,
-        spot=True,
-        gpus=clouds.NEBIUS,
-        bucket_mount=True,
-        network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100},
-        fast=("H100", "H200", "B200"),
-        needs="skypilot[nebius]",
-        disk=clouds.DISKS["nebius"],
-        note="InfiniBand between nodes of eight (network_tier: best)",
-    ),
-)
+    SkyPilot(name="skypilot-aws", cloud="aws", max_nodes=16, spot=True, gpus=clouds.AWS,
+             network_gbit_s={"": 100}, needs="skypilot[aws]", disk=clouds.DISKS["aws"],
+             note="between nodes TCP: EFA is not set up"),
+    SkyPilot(name="skypilot-azure", cloud="azure", max_nodes=16, spot=True, gpus=clouds.AZURE,
+             network_gbit_s={"": 24}, needs="skypilot[azure]", disk=clouds.DISKS["azure"],
+             note="between nodes TCP; H100 by one and two: SkyPilot lists the machine of eight as one of"
+                  " twelve"),
+    SkyPilot(name="skypilot-lambda", cloud="lambda", max_nodes=16, gpus=clouds.LAMBDA,
+             network_gbit_s={"": 100}, note="on demand; machines go down, never stop"),
+    SkyPilot(name="skypilot-nebius", cloud="nebius", max_nodes=16, spot=True, gpus=clouds.NEBIUS,
+             network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100},
+             fast=("H100", "H200", "B200"), needs="skypilot[nebius]", disk=clouds.DISKS["nebius"],
+             note="InfiniBand between nodes of eight (network_tier: best)"),
+)  # fmt: skip
 """Clouds that are named after all other targets where a recipe is refused."""
-
-
-def recovery(recipe: Recipe) -> dict[str, Any]:
-    """SkyPilot's `job_recovery`."""
-    rule: dict[str, Any] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
-    codes = restarts.restart_codes(recipe)
-    return rule | ({"recover_on_exit_codes": list(codes)} if codes else {})
 
 
 def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
@@ -370,13 +326,15 @@ def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer 
     reason = job.get("failure_reason") or ""
     why = f" ({reason})" if reason else ""
     moved = f"recovered {job.get('recovery_count') or 0} times"
+    cloud = (job.get("cloud") or "").lower()
 
     ended_s = 0.0
     usd_per_hour = 0.0
     if is_end(job["status"]):
         ended_s = job.get("end_at") or time.time()
-    else:
-        usd_per_hour = _usd_per_hour(record, job, answers)
+    elif gpu := next(iter(job.get("accelerators") or {}), ""):
+        spot = "[spot]" in (job.get("cluster_resources") or "")
+        usd_per_hour = answers.price(record, cloud, gpu, spot)
     return PlatformAnswer(
         text=f"managed job {job['job_id']}: {job['status']}{why}, {place}, {moved}",
         state=state_word(job["status"]),
@@ -384,17 +342,8 @@ def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer 
         ended_s=ended_s,
         name=str(job["job_id"]),
         usd_per_hour=usd_per_hour,
-        rented=f"{job.get('infra') or (job.get('cloud') or '').lower()}, {job['cluster_resources']}"
-        if usd_per_hour
-        else "",
+        rented=f"{job.get('infra') or cloud}, {job['cluster_resources']}" if usd_per_hour else "",
     )
-
-
-def _usd_per_hour(record: RunRecord, job: dict[str, Any], answers: PlatformAnswers) -> float:
-    """Dollars per hour of a managed job's machines by our price list; 0: not known."""
-    gpu = next(iter(job.get("accelerators") or {}), "")
-    spot = "[spot]" in (job.get("cluster_resources") or "")
-    return answers.price(record, (job.get("cloud") or "").lower(), gpu, spot) if gpu else 0.0
 
 
 def _cluster(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
@@ -410,14 +359,6 @@ def _cluster(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | No
     text = f"cluster {record.run_id}: {status}, {same_name[0].get('resources_str') or ''}"
     state = {"INIT": "starting", "UP": "running"}.get(status, status.lower())
     return PlatformAnswer(text=text, state=state, whole=False)
-
-
-def _envs(recipe: Recipe) -> dict[str, str | None]:
-    envs: dict[str, str | None] = {
-        "RUN_ID": None,
-        "BUCKET": recipe.storage.bucket or (None if recipe.uses_bucket else ""),
-    }
-    return envs | dict.fromkeys(script.SETTINGS, "")
 
 
 def _pod(recipe: Recipe) -> dict[str, Any]:
@@ -437,27 +378,3 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
     if recipe.site.node_pool:
         spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": recipe.site.node_pool}
     return {"spec": spec | pods.pull_secret(recipe)}
-
-
-def _claim(recipe: Recipe) -> str:
-    """The claim at /workspace, which outlives the pods: models, data and packages are there after a
-    recovery."""
-    where = f"k8s/{recipe.site.kubernetes_context}" if recipe.site.kubernetes_context else "k8s"
-    config = {"access_mode": pods.claim_mode(recipe)}
-    if recipe.site.storage_class:
-        config["storage_class_name"] = recipe.site.storage_class
-    return _volume_file(recipe, "claim", {"type": "k8s-pvc", "infra": where}, {"config": config})
-
-
-def _volume(recipe: Recipe) -> str:
-    if len(recipe.storage.volume) > 30:
-        raise ConfigError(f"storage.volume {recipe.storage.volume!r}: RunPod takes at most 30 characters")
-    if "/" not in recipe.site.region:
-        raise ConfigError("a RunPod volume lives in one data centre: set site.region, for example US/US-KS-2")
-    where = {"type": "runpod-network-volume", "infra": f"runpod/{recipe.site.region}"}
-    return _volume_file(recipe, "volume", where, {})
-
-
-def _volume_file(recipe: Recipe, word: str, where: dict[str, str], more: dict[str, Any]) -> str:
-    data = {"name": recipe.storage.volume, **where, "size": str(pods.claim_gib(recipe)), **more}
-    return to_yaml(data, f"The {word} at /workspace; once: sky volumes apply {recipe.name}.volume.yaml")

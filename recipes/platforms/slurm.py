@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from recipes.platforms import clouds, script
 from recipes.platforms.base import LaunchGiven
-from recipes.platforms.batch import Batch, runs_folder, work_folder
+from recipes.platforms.batch import OFFLINE, Batch, runs_folder
 from recipes.platforms.restarts import FINAL, restart_codes
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
@@ -64,30 +64,20 @@ class Slurm(Batch):
                 "site.offline prepares the environment with this machine's Python, and a container has one of"
                 " its own: leave one of site.offline and site.container out"
             )
-        again = "the same RUN_ID resumes from its last committed checkpoint"
-        own_id = f"${{RUN_ID:-{script.job_name(recipe)}-${{SLURM_JOB_ID:?}}}}"
-        named = f'export RUN_ID="{own_id}" # a requeued job keeps its number'
         sampling = recipe.kind == "sample"
-        if sampling:
-            again = "RUN_ID is that of the run"
-            named = 'export SPOTRL_MACHINE="${SLURM_JOB_ID:?}"'
-        # Machines that sample have no way to the run but the bucket.
-        begin = script.preamble(recipe, work_folder(recipe), asks_bucket=sampling, runs=runs_folder(recipe))
+        comment, named = self.head(recipe, "RUN_ID=my-run sbatch", "sbatch", "${SLURM_JOB_ID:?}")
         body = [
             "#!/usr/bin/env bash",
             *slurm_directives(recipe),
-            f"# {recipe.description}.",
-            f"# RUN_ID=my-run sbatch recipes/generated/{self.name}/{recipe.name}.sbatch"
-            "   (from the repository's root, on a file",
-            f"# system that all nodes see; {again})",
+            *comment,
             'cd "${SLURM_SUBMIT_DIR:?}"',
             leave_if_requeued_too_often(recipe).rstrip("\n"),
-            named,
+            named if sampling else f"{named} # a requeued job keeps its number",
             f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
-            begin.rstrip("\n"),
+            self.begin_shell(recipe).rstrip("\n"),
             # Since Slurm 22.05 srun takes one CPU per task unless it is told, whatever the job has.
             '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
-            *script.site_lines(recipe),
+            *([OFFLINE] if recipe.site.offline else []),
         ]
         if recipe.environment == "rocm":
             body.append(ROCM.rstrip("\n"))
@@ -162,21 +152,18 @@ def container(recipe: Recipe) -> str:
     # uv may bring a Python of its own: it must outlive the container that set the environment up.
     keep = 'export UV_PYTHON_INSTALL_DIR="$WORK/python"\nmkdir -p "$DATA" "$MODELS" "$RUNS"\n'
     folders = ("$PWD", "$WORK", "$DATA", "$MODELS", "$RUNS")
-    match site.container:
-        case "pyxis":
-            mounts = ",".join(f"{folder}:{folder}" for folder in folders)
-            return (
-                f"{keep}inside=(--container-image={pyxis_name(recipe.cluster.image)}"
-                f' --container-workdir="$PWD" --container-mounts="{mounts}" --no-container-mount-home)'
-            )
-        case "apptainer":
-            flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
-            binds = ",".join(folders)
-            image = recipe.cluster.image
-            image = image if image.startswith("/") else f"docker://{image}"
-            return f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD" {image})'
-        case _:
-            return "inside=()"
+    image = recipe.cluster.image
+    if site.container == "pyxis":
+        mounts = ",".join(f"{folder}:{folder}" for folder in folders)
+        return (
+            f"{keep}inside=(--container-image={pyxis_name(image)}"
+            f' --container-workdir="$PWD" --container-mounts="{mounts}" --no-container-mount-home)'
+        )
+    if site.container == "apptainer":
+        flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
+        image = image if image.startswith("/") else f"docker://{image}"
+        return f'{keep}inside=(apptainer exec {flag}--bind "{",".join(folders)}" --pwd "$PWD" {image})'
+    return "inside=()"
 
 
 def pyxis_name(image: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult
 
 from recipes.platforms import clouds, programs, script
-from recipes.platforms.base import Commands, LaunchGiven, Platform, no_flags, ssh_tunnel
+from recipes.platforms.base import Commands, LaunchGiven, Platform, ssh_tunnel
 from recipes.presets import resolve
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
@@ -53,14 +52,7 @@ class Ssh(Platform):
         return frozenset({"site.hosts", "site.ssh_key", "site.shared_dir"})
 
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
-        no_flags(record)
-        driver = [sys.executable, "-m", "recipes.drivers.ssh_driver"]
-        return Commands(
-            up=[[*driver, "start" if given.detach else "up", record.run_id]],
-            status=[[*driver, "status", record.run_id]],
-            logs=[[*driver, "logs", record.run_id]],
-            down=[[*driver, "down", record.run_id]],
-        )
+        return self.own_commands(record, given, has_status=True)
 
     def check_machines(self, recipe: Recipe) -> None:
         hosts_of(recipe)
@@ -124,6 +116,12 @@ def hosts_of(recipe: Recipe) -> list[str]:
     return hosts
 
 
+def on_machine(recipe: Recipe, host: str, *command: str) -> list[str]:
+    """ssh to a machine."""
+    login, _, port = parse_address(host)
+    return ["ssh", *ssh_options(recipe, port), login, *command]
+
+
 def ssh_options(recipe: Recipe, port: int) -> list[str]:
     """Options of ssh: no prompts, keep-alives that notice a dead machine in half a minute."""
     key = ["-i", recipe.site.ssh_key] if recipe.site.ssh_key else []
@@ -172,8 +170,7 @@ def run_environment(record: RunRecord) -> dict[str, str]:
 def head_login(record: RunRecord) -> list[str]:
     """ssh to a run's head."""
     recipe = resolve(record.recipe, record.overrides)
-    login, _, port = parse_address(hosts_of(recipe)[0])
-    return ["ssh", *ssh_options(recipe, port), login]
+    return on_machine(recipe, hosts_of(recipe)[0])
 
 
 def run_command(
@@ -186,7 +183,6 @@ def run_command(
     group is written next to it, so that `stop_command` ends exactly this run.
     """
     hosts = hosts_of(recipe)
-    login, _, port = parse_address(hosts[rank])
     values = env | {
         "SPOTRL_NODE_RANK": str(rank),
         "SPOTRL_NODES": str(len(hosts)),
@@ -198,11 +194,8 @@ def run_command(
     group, log = f".cache/{run_id}.pgid", f".cache/{run_id}.log"
     lines = [
         f"cd {DIRECTORY} || exit 2",
-        (
-            f"if {running_condition(group)}; then echo 'error: {run_id} is still running here: "
-            f"`python3 launch.py down`"
-            " ends it'; exit 2; fi"
-        ),
+        f"if {running_condition(group)}; then echo 'error: {run_id} is still running here: "
+        "`python3 launch.py down` ends it'; exit 2; fi",
         # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
         'while IFS= read -r line; do export "$line"; done',
         f"export {exports}",
@@ -217,7 +210,7 @@ def run_command(
             f"tail -n +1 -s 0.2 -F --pid=$node {log} 2>/dev/null & tail=$!",
             "wait $node; code=$?; wait $tail; exit $code",
         ]
-    return ["ssh", *ssh_options(recipe, port), login, "\n".join(lines)]
+    return on_machine(recipe, hosts[rank], "\n".join(lines))
 
 
 def running_condition(group: str) -> str:
@@ -227,19 +220,16 @@ def running_condition(group: str) -> str:
 
 def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
     """ssh command that follows a node's log."""
-    login, _, port = parse_address(host)
-    command = f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null"
-    return ["ssh", *ssh_options(recipe, port), login, command]
+    return on_machine(recipe, host, f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null")
 
 
 def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_S) -> list[str]:
     """ssh command that ends a node's process group: TERM, on which the run saves, and KILL after
     `patience_s`."""
-    login, _, port = parse_address(host)
     group = f"{DIRECTORY}/.cache/{run_id}.pgid"
     remote = (
         f"{running_condition(group)} || exit 0; g=$(cat {group}); kill -s TERM -- -$g; "
         f"for i in $(seq {5 * patience_s}); do kill -s 0 -- -$g 2>/dev/null || exit 0; sleep 0.2; done; "
         "kill -s KILL -- -$g"
     )
-    return ["ssh", *ssh_options(recipe, port), login, remote]
+    return on_machine(recipe, host, remote)

@@ -161,9 +161,6 @@ class StorageSite:
     volume: str = ""
     """Network volume or claim mounted at /workspace that keeps model weights and data between launches;
     optional."""
-    mount: str = ""
-    """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through
-    it."""
     volume_gib: int = ranged_field(0, least=0)
     """Size of that volume, GiB; 0: from the memory plan."""
     weights: str = ""

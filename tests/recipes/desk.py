@@ -1,6 +1,7 @@
 """The machine that runs are launched from: its run records, its tokens, its engines' programs."""
 
 import os
+import shlex
 import sys
 
 import pytest
@@ -24,8 +25,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def run(capsys, *arguments):
-    code = launch.main(list(arguments))
+def run(capsys, line, *more):
+    """(exit code, output, errors) of `launch.py LINE MORE...`."""
+    code = launch.main([*shlex.split(line), *more])
     out = capsys.readouterr()
     return code, out.out, out.err
 

@@ -8,7 +8,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import status, storage_python
+from recipes.drivers import bucket_access, status
 from recipes.records import manifest, run_record
 from recipes.records.run_record import RunRecord
 from tests import servers
@@ -29,7 +29,7 @@ def recipe():
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """The bucket's address; both desks look into it with this Python."""
-    monkeypatch.setattr(storage_python, "find_python", lambda: sys.executable)
+    monkeypatch.setattr(bucket_access, "find_python", lambda: sys.executable)
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     stand_in(tmp_path, monkeypatch, "scancel", "")
     stand_in(tmp_path, monkeypatch, "tail", "")

@@ -9,7 +9,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes.drivers import storage_python
+from recipes.drivers import bucket_access
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from tests.observe.written_run import write_run
@@ -98,7 +98,7 @@ def test_silence_guards_and_limits_leave_the_expectation(hook, capfd):
 
 
 def test_the_bucket_is_watched_until_the_run_ends(hook, capfd, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_python, "find_python", lambda: sys.executable)
+    monkeypatch.setattr(bucket_access, "find_python", lambda: sys.executable)
     url, machine = f"file://{tmp_path}/bucket", tmp_path / "machine"
     machine.mkdir()
     attempts = Attempts(Storage(f"{url}/far/attempts"))

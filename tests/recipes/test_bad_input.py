@@ -80,7 +80,7 @@ def test_bad_input_is_one_line_and_starts_nothing(line, message, capsys, monkeyp
 @pytest.mark.parametrize(
     "option",
     ["site.account", "site.partition", "site.qos", "site.reservation", "site.gres", "site.shared_dir",
-     "site.namespace", "site.node_pool", "cluster.image", "storage.volume", "storage.mount"],
+     "site.namespace", "site.node_pool", "cluster.image", "storage.volume"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "text", ["x\ntouch ran", "$(touch ran)", "`touch ran`", "x; touch ran", "--account=x", 'x"y']

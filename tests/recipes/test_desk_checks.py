@@ -83,13 +83,11 @@ def test_rows_that_a_run_cannot_use_are_refused(tmp_path, manifest, changes, sai
         desk_checks._look_at_rows(config)
 
 
-def test_rows_that_it_can_use_pass_and_large_images_are_said(tmp_path):
-    sizes = {"width": {"50": 4000}, "height": {"50": 3000}}
-    path = prepared(tmp_path / "rows", statistics={"images": sizes})
+def test_rows_that_it_can_use_pass(tmp_path):
+    path = prepared(tmp_path / "rows")
     config = c.override(RunConfig(), [f"data.path={path}", "rollout.prompts_per_step=16"])
-    (note,) = desk_checks._look_at_rows(config)
-    assert "4000 x 3000 pixels or more" in note
-    assert desk_checks._look_at_rows(c.override(config, ["data.path=s3://b/rows"])) == []
+    desk_checks._look_at_rows(config)
+    desk_checks._look_at_rows(c.override(config, ["data.path=s3://b/rows"]))
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import storage_python, trained_model
+from recipes.drivers import bucket_access, trained_model
 from recipes.platforms.targets import target_named
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
@@ -31,7 +31,7 @@ from trainer.system import processes
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """A bucket with the run `far`, of 6 steps, whose machine is gone."""
-    monkeypatch.setattr(storage_python, "find_python", lambda: sys.executable)
+    monkeypatch.setattr(bucket_access, "find_python", lambda: sys.executable)
     monkeypatch.setenv("COLUMNS", "100")
     url, machine = f"file://{tmp_path}/bucket", tmp_path / "machine"
     machine.mkdir()

@@ -10,7 +10,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes.drivers import storage_python
+from recipes.drivers import bucket_access
 from recipes.records import manifest as manifests
 from recipes.records.run_record import RunRecord
 from tests.observe.written_run import sample, values
@@ -95,7 +95,7 @@ OTHERS = (
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_python, "find_python", lambda: sys.executable)
+    monkeypatch.setattr(bucket_access, "find_python", lambda: sys.executable)
     (tmp_path / "secret").write_text("the reader's own")
     url = f"file://{tmp_path}/bucket"
     write_run(url, "good", tmp_path / "machine-good")

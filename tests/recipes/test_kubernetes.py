@@ -3,7 +3,6 @@ processes."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,7 @@ from recipes.platforms import script
 from recipes.platforms.job_set import ARCHIVE, ARCHIVE_FOLDER, LONGEST_NAME, NODE, of_run, set_name
 from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
-from tests.recipes.rendered import render, render_unchecked
+from tests.recipes.rendered import make_checkout, render, render_unchecked
 from tests.recipes.test_restarts import AGAIN, CODES
 from tests.recipes.test_targets import pod_of
 from trainer.config import ConfigError
@@ -88,23 +87,14 @@ def test_what_a_site_asks_for_is_by_the_published_schemas():
     assert pod_of(task)["nodeSelector"]["cloud.google.com/gke-nodepool"] == "h100"
 
 
-def test_the_schemas_refuse_what_is_not_in_them():
-    data = job_set(ONE)
-    data["spec"]["failurePolicy"]["maxRestart"] = 3
-    with pytest.raises(jsonschema.ValidationError, match="maxRestart"):
-        check_schema(data)
-    data = job_set(ONE)
-    pod_of(data)["restartpolicy"] = "Never"
-    with pytest.raises(jsonschema.ValidationError, match="restartpolicy"):
-        check_schema(data)
-
-
 def test_a_site_that_names_nothing_gets_nothing():
     task = job_set(ONE)
     assert "namespace" not in task["metadata"] and "annotations" not in task["metadata"]
     assert not any("kueue" in label for label in task["metadata"]["labels"])
     with pytest.raises(ConfigError, match="site.topology is rack, and kubernetes does nothing with it"):
         job_set(ONE, "site.topology=rack")  # one pod needs no network domain for itself
+    with pytest.raises(ConfigError, match="write it otherwise"):
+        job_set(ONE, "model.path=/models/a$(b)")  # Kubernetes would replace it
     workspace = next(v for v in pod_of(task)["volumes"] if v["name"] == "workspace")
     assert workspace["emptyDir"] == {}
 
@@ -134,9 +124,6 @@ def test_a_pods_place_is_its_completion_index_and_the_head_is_the_name_of_index_
     # JobSet: <set>-<replicated job>-<job index>-<pod index>.<subdomain, by default the set>
     assert node.head == "try-node-0-0.try"
     assert 'export SPOTRL_NODE_RANK="${JOB_COMPLETION_INDEX:?}"' in container_of(job_set(BIG))["command"][2]
-
-
-def test_two_starts_of_several_nodes_have_different_names():
     entry = next(e for e in container_of(job_set(BIG))["env"] if e["name"] == "SPOTRL_RESTART")
     path = entry["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
@@ -253,16 +240,10 @@ def test_restarts_are_counted_by_the_run_alone():
     # 137 is what the container of an evicted pod may leave with.
     assert outcome(one, 137, disrupted=True) == "Ignore", "the run counts its own losses"
     assert outcome(big, 137, disrupted=True) == "Count", "a pod that came back alone would find no head"
-
-
-def test_a_preflight_is_never_started_again():
-    task = job_set("preflight")
+    task = job_set("preflight", "budget.max_hours=1.5")
     assert job_of(task)["backoffLimit"] == task["spec"]["failurePolicy"]["maxRestarts"] == 0
-    assert {outcome(task, code) for code in CODES} == {"done", "Count"}
-
-
-def test_the_deadline_is_the_runs_hours():
-    assert job_of(job_set(ONE, "budget.max_hours=1.5"))["activeDeadlineSeconds"] == 5400
+    assert {outcome(task, code) for code in CODES} == {"done", "Count"}, "it is never started again"
+    assert job_of(task)["activeDeadlineSeconds"] == 5400
 
 
 def test_machines_that_sample_are_pods_that_restart_each_for_itself(monkeypatch):
@@ -287,11 +268,6 @@ def test_machines_that_sample_are_pods_that_restart_each_for_itself(monkeypatch)
 # --- What runs --------------------------------------------------------------------------------------
 
 
-def test_a_shell_that_kubernetes_would_change_is_refused():
-    with pytest.raises(ConfigError, match="write it otherwise"):
-        render(resolve(ONE, ["model.path=/models/a$(b)"]), "kubernetes")
-
-
 TOPOLOGY_PROBE = """
 import json, os, sys
 sys.path.insert(0, {root!r})
@@ -306,17 +282,10 @@ sys.exit(int(os.environ.get("CODE", "0")))
 def code(tmp_path):
     """The archive of a checkout whose environment is a stand-in: its `trainer.node` tells its place."""
     folder = tmp_path / "code"
-    (folder / "trainer/shell").mkdir(parents=True)
-    for name in ("task.sh", "bucket.sh"):
-        shutil.copy(ROOT / "trainer/shell" / name, folder / "trainer/shell")
+    node = f'[ "$2" = trainer.node ] || {{ echo "$2"; exit 0; }}\nexec {sys.executable} -P node.py "$@"'
+    make_checkout(folder, node, setup='echo "setup $1"')
     (folder / "trainer/shell/driver.sh").write_text('echo "driver $1"\n')
-    (folder / "trainer/shell/setup.sh").write_text('echo "setup $1"\n')
     (folder / "node.py").write_text(TOPOLOGY_PROBE.format(root=str(ROOT)))
-    python = folder / ".venvs/gpu/bin/python"
-    python.parent.mkdir(parents=True)
-    body = f'[ "$2" = trainer.node ] || {{ echo "$2"; exit 0; }}\nexec {sys.executable} -P node.py "$@"\n'
-    python.write_text("#!/bin/bash\n" + body)
-    python.chmod(0o755)
     path = tmp_path / "mounted" / ARCHIVE
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:

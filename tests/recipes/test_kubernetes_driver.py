@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.drivers import dashboard_tunnel, kubernetes_driver
+from recipes.drivers import dashboard_tunnel, desk_driver, kubernetes_driver
 from recipes.drivers.task_files import GENERATED
-from recipes.platforms import job_set, kubectl, kubernetes, script
+from recipes.platforms import job_set, kubernetes, script
 from recipes.platforms.answers import LAUNCH_FAILED
 from recipes.presets import get
 from recipes.records import run_record
@@ -54,11 +54,11 @@ def in_this_process(monkeypatch):
     from recipes.drivers import launching
 
     def foreground(argv, env):
-        assert argv[1:3] == ["-m", "recipes.drivers.kubernetes_driver"]
+        assert argv[1:3] == ["-m", "recipes.drivers.desk_driver"]
         before = dict(os.environ)
         os.environ.update(env)
         try:
-            return kubernetes_driver.main(*argv[3:]), False
+            return desk_driver.main(*argv[3:]), False
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -211,7 +211,7 @@ def test_a_second_launch_of_a_set_that_lives_is_refused_and_an_ended_one_is_repl
     first = the_set(api)["metadata"]["uid"]
     record = run_record.load_record("try")
     with pytest.raises(ConfigError, match="`python3 launch.py down try` ends it"):
-        kubernetes_driver.start(record)
+        kubernetes_driver.create(record)
     play(api, conditions=[ended("Failed", "x")])
     started(capsys)
     assert the_set(api)["metadata"]["uid"] != first and len(api.named("secrets")) == 1
@@ -252,40 +252,22 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, m
 # --- What says what to change -----------------------------------------------------------------------
 
 
-def refused(capsys, *more):
-    code, _, err = run(capsys, *CHECK, "--detach", *more)
-    assert code == 2
-    return err
+def test_what_the_cluster_refuses_is_named_and_nothing_is_left_there(api, capsys):
+    def refused(words):
+        code, _, err = run(capsys, *CHECK, "--detach")
+        assert code == 2 and words in err and not api.objects, err
 
-
-def test_a_cluster_without_job_sets_is_named_before_anything_is_created(api, capsys):
     api.without_job_sets = True
-    assert "the cluster has no JobSet controller: have JobSet installed there" in refused(capsys)
-    assert not api.objects
-
-
-def test_a_right_that_is_missing_is_named_before_anything_is_created(api, capsys):
+    refused("the cluster has no JobSet controller: have JobSet installed there")
+    api.without_job_sets = False
     api.forbidden = {"jobsets"}
-    said = refused(capsys)
-    assert "your account lacks a right (" in said and "or set site.namespace" in said
-    assert not api.objects
-
-
-def test_a_cluster_that_does_not_answer_is_named(api, capsys):
-    api.close()
-    assert "kubectl does not reach the cluster" in refused(capsys)
-
-
-def test_without_kubectl_it_is_said_how_to_get_it(api, capsys, monkeypatch):
-    monkeypatch.setattr("recipes.platforms.programs.find_program", lambda program: "")
-    assert "kubectl is not installed: install the client of your cluster's version" in refused(capsys)
-
-
-def test_a_set_whose_tokens_are_refused_is_removed_again(api, capsys):
-    api.forbidden = {"secrets"}
-    assert "your account lacks a right (" in refused(capsys)
-    assert not api.objects, "its pods would wait for ever"
+    refused("your account lacks a right (")
+    assert not run_record.is_known("try"), "refused before anything is created"
+    api.forbidden = {"secrets"}  # the set's pods would wait for ever
+    refused("or set site.namespace")
     assert run_record.load_record("try").state == LAUNCH_FAILED
+    api.close()
+    refused("kubectl does not reach the cluster")
 
 
 # --- status, logs, down, dashboard --------------------------------------------------------------------
@@ -334,10 +316,10 @@ def test_down_removes_the_set_with_tokens_and_code(api, capsys):
 def test_logs_are_those_of_the_newest_head(api, capfd):
     started(capfd)
     play(api, pods=3, conditions=[ended("Completed")])
-    assert kubernetes_driver.main("logs", "try") == 0
+    assert desk_driver.main("logs", "try") == 0
     out = capfd.readouterr().out
     assert "line of pod 2" in out and "line of pod 1" not in out and "JobSet try: Completed" in out
-    assert kubectl.head_pod(run_record.load_record("try")) == "pod/try-node-0-0-2"
+    assert kubernetes.head_pod(run_record.load_record("try")) == "pod/try-node-0-0-2"
 
 
 def test_the_dashboard_is_reached_through_the_head(api, tmp_path, capsys, monkeypatch):
@@ -354,12 +336,8 @@ def test_the_dashboard_is_reached_through_the_head(api, tmp_path, capsys, monkey
     assert 'exec pod/try-node-0-0-0 -- sh -c cat "$HOME"/.cache/spotrl/try.json' in calls
     assert "port-forward pod/try-node-0-0-0 " in calls and ":8266\n" in calls
     assert "token in" in capsys.readouterr().out
-
-
-def test_what_stands_after_dashes_goes_to_kubectl(api, capsys):
-    code, out, _ = run(capsys, *CHECK, "--dry-run", "--", "--as=somebody")
-    assert code == 0 and "kubectl --as=somebody create -f " in out
-    assert "kubectl --as=somebody apply --server-side" in out
+    out = run(capsys, *CHECK, "--dry-run", "--takeover", "--", "--as=somebody")[1]
+    assert "kubectl --as=somebody create -f " in out and "kubectl --as=somebody apply --server-side" in out
 
 
 def test_a_training_run_is_given_its_buckets_tokens(monkeypatch):

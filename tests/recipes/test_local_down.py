@@ -44,7 +44,7 @@ def start(record, tmp_path):
     def run(detach=False):
         (up,) = launch_commands(record, [], {"RUN_ID": "mine"}, [], detach).up
         started.append(subprocess.Popen(up, cwd=tmp_path, env=ENVIRONMENT | {"RUN_ID": "mine"}))
-        until(lambda: (tmp_path / "runs/mine/launch.log").exists())
+        until(lambda: (tmp_path / "runs/mine/launch.log").exists() and run_process.process_of("mine"))
         return run_process.process_of("mine")
 
     yield run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from desk import elsewhere as elsewhere
 
-from recipes.drivers import kubernetes_driver, secrets_in_tree
+from recipes.drivers import kubernetes_driver, launch_checks
 from recipes.platforms import kubernetes, ssh
 from recipes.presets import get, resolve
 from recipes.records import manifest
@@ -118,9 +118,9 @@ def test_a_secret_under_another_name_stops_a_launch_that_would_copy_it(tree, tex
     Path("notes.txt").write_text(text)
     for target in ("skypilot-gcp", "dstack-gcp", "kubernetes", "ssh"):
         with pytest.raises(ConfigError, match=r"notes.txt holds .* move it out of") as failure:
-            secrets_in_tree.check_sent_tree(target, {"AWS_SECRET_ACCESS_KEY": VALUE})
+            launch_checks.check_sent_tree(target, {"AWS_SECRET_ACCESS_KEY": VALUE})
         assert text.strip() not in str(failure.value) and VALUE not in str(failure.value)
-    secrets_in_tree.check_sent_tree("slurm", {"AWS_SECRET_ACCESS_KEY": VALUE})
+    launch_checks.check_sent_tree("slurm", {"AWS_SECRET_ACCESS_KEY": VALUE})
 
 
 def test_a_secrets_name_in_a_hidden_folder_stops_a_launch_that_would_copy_it(tree):
@@ -131,7 +131,7 @@ def test_a_secrets_name_in_a_hidden_folder_stops_a_launch_that_would_copy_it(tre
     git("commit", "-qm", "a mistake")
     Path(".work/tokens.env").write_text("TOKEN=2\n")
     with pytest.raises(ConfigError, match=r"\.work/tokens\.env has a secret's name in a hidden folder"):
-        secrets_in_tree.check_sent_tree("skypilot-gcp", {})
+        launch_checks.check_sent_tree("skypilot-gcp", {})
 
 
 def test_kubernetes_packs_none_of_them(tree):

@@ -38,7 +38,7 @@ def test_an_engine_that_its_gpus_do_not_hold_is_refused_before_anything_is_rente
     need = memory.plan_memory(small)
     assert need and not need.fits and "leaves nothing for the KV cache" in need.problem
     with pytest.raises(ConfigError, match="KV cache"):
-        launch_checks.check_launch(small, "slurm", reproducible=False)
+        launch_checks.check_launch(resolving.resolve_target(small, "slurm"), reproducible=False)
     of_four = memory.plan_memory(resolve(name, [*lean, "rollout.tensor_parallel=4"]))
     assert of_four and of_four.fits, of_four
     assert of_four.kv_cache_tokens > 400_000

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from recipes.drivers import launch_checks
+from recipes.plan.resolving import resolve_groups
 from recipes.platforms.targets import target_named
 from recipes.presets import RECIPES, get, resolve
 from recipes.recipe import recipe_files
@@ -146,7 +147,8 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"
     ):
-        launch_checks.check_launch(recipe, "skypilot-runpod", False)
+        many = dataclasses.replace(recipe, dataset=dataclasses.replace(recipe.dataset, rows=6400))
+        launch_checks.check_launch(resolve_groups(many, "skypilot-runpod"), False)
     with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
         resolve(name, ["data.source=other.jsonl"])
     with pytest.raises(ConfigError, match="the run itself says where its rows go"):

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +10,7 @@ import yaml
 from recipes.drivers.launching import with_head
 from recipes.presets import get
 from recipes.recipe.spec import override
-from tests.recipes.rendered import render
-
-ROOT = Path(__file__).parents[2]
+from tests.recipes.rendered import main_file, make_checkout, render
 
 
 @pytest.mark.parametrize(
@@ -33,8 +29,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_the_head_says_what_the_file_needs(target, overrides, said, unsaid):
-    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), overrides)
-    text = next(iter(render(recipe, target).values()))
+    text = main_file("grpo-qwen2.5-vl-7b-mathv60k", target, *overrides)
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     assert all(part in head for part in said) and not any(part in head for part in unsaid), head
 
@@ -46,8 +41,7 @@ WORKS = ("local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilo
 def beginning(target, *overrides):
     """The shell that a rendered file begins with, up to where it has made its folders."""
     hosts = ["site.hosts=[a]"] if target in ("ssh", "dstack-ssh") else []
-    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [*hosts, *overrides])
-    text = next(iter(render(recipe, target).values()))
+    text = main_file("grpo-qwen2.5-vl-7b-mathv60k", target, *hosts, *overrides)
     if target.startswith("skypilot"):
         text = yaml.safe_load(text)["setup"]
     if target.startswith("dstack"):
@@ -60,37 +54,18 @@ def beginning(target, *overrides):
 @pytest.mark.parametrize("target", WORKS)
 def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
     """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
-    (tmp_path / "trainer/shell").mkdir(parents=True)
-    for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
-    batch = {
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": "1",
-        "PBS_O_WORKDIR": str(tmp_path),
-        "PBS_JOBID": "1",
-    }
+    make_checkout(tmp_path, "")
+    here = str(tmp_path)
+    batch = {"SLURM_SUBMIT_DIR": here, "SLURM_JOB_ID": "1", "PBS_O_WORKDIR": here, "PBS_JOBID": "1"}
 
     def begin(bucket, *overrides):
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "WORK": str(tmp_path / "work"),
-            "RUN_ID": "r",
-        }
-        env |= {**batch, "BUCKET": bucket}
+        env = batch | {"PATH": os.environ["PATH"], "HOME": here, "WORK": f"{here}/work"}
+        env |= {"RUN_ID": "r", "BUCKET": bucket}
         shell = ["bash", "-c", beginning(target, *overrides)]
         return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    for wrong in (
-        "s3://",
-        "gs://",
-        "r2://",
-        "s3://$MINE",
-        "s3:///runs",
-        " s3://mine",
-        "file://data",
-        "s3://...",
-    ):
+    names = ("s3://", "gs://", "r2://", "s3://$MINE", "s3:///runs", " s3://mine", "file://data", "s3://...")
+    for wrong in names:
         done = begin(wrong)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert done.stderr.startswith(f"error: BUCKET is '{wrong}': write s3://NAME/PREFIX")

@@ -3,7 +3,6 @@ decides."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import yaml
 
 from recipes.platforms import restarts
 from recipes.presets import get
-from recipes.recipe.spec import override
-from tests.recipes.rendered import render
+from tests.recipes.rendered import main_file, make_checkout, make_program
+from tests.recipes.test_batch_targets import SRUN
 from trainer.system.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
@@ -45,46 +44,21 @@ def test_the_codes_that_are_restarted_are_those_that_a_restart_can_cure():
     assert set(RECOVER_EXIT_CODES) == AGAIN and not AGAIN & set(FINAL_EXIT_CODES)
 
 
-def main_file(name, target, *overrides):
-    return next(iter(render(override(get(name), list(overrides)), target).values()))
-
-
 @pytest.fixture
 def checkout(tmp_path):
-    """A working copy whose environment is a stand-in: `trainer.node` leaves with $CODE."""
-    (tmp_path / "trainer/shell").mkdir(parents=True)
-    (tmp_path / "trainer/shell/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
-    (tmp_path / "trainer/shell/driver.sh").write_text("")
-    for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
-    python = tmp_path / ".venvs/gpu/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        '#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n'
-        f'[ "$CODE" != wait ] || exec {sys.executable} -c "{WAIT}"\nexit $CODE\n'
-    )
-    python.chmod(0o755)
-    for name, body in (
-        ("srun", 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n'),
-        ("scontrol", 'echo "scontrol $*"\n'),
-        ("sleep", ""),
-    ):
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + body)
-        (tmp_path / "bin" / name).chmod(0o755)
+    """A working copy whose `trainer.node` leaves with $CODE."""
+    waits = f'[ "$CODE" != wait ] || exec {sys.executable} -c "{WAIT}"'
+    node = f'[ "$2" = trainer.node ] || exit 0\n{waits}\nexit $CODE'
+    make_checkout(tmp_path, node, setup="exit ${SETUP_CODE:-0}")
+    for name, body in (("srun", SRUN), ("scontrol", 'echo "scontrol $*"'), ("sleep", "")):
+        make_program(tmp_path / "bin" / name, body)
     return tmp_path
 
 
 def environment(checkout, code, **more):
-    path = f"{checkout}/bin:{os.environ['PATH']}"
-    env = {
-        "PATH": path,
-        "HOME": str(checkout),
-        "WORK": str(checkout / "w"),
-        "RUN_ID": "r",
-        "BUCKET": "s3://mine",
-    }
-    return env | {"CODE": str(code)} | more
+    env = {"PATH": f"{checkout}/bin:{os.environ['PATH']}", "HOME": str(checkout), "CODE": str(code)}
+    env |= {"WORK": str(checkout / "w"), "RUN_ID": "r", "BUCKET": "s3://mine"}
+    return env | more
 
 
 def dstack_shell(checkout, task):
@@ -93,14 +67,8 @@ def dstack_shell(checkout, task):
 
 
 def ends_with(checkout, command, code, **more):
-    done = subprocess.run(
-        command,
-        cwd=checkout,
-        env=environment(checkout, code, **more),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = environment(checkout, code, **more)
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -155,14 +123,8 @@ def test_what_fails_before_training_is_told_to_dstack_like_the_rest(checkout):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 33)])
 def test_signals_reach_the_node_through_dstacks_shell(checkout, number, code):
     command = dstack_shell(checkout, main_file(ONE, "dstack-gcp"))
-    process = subprocess.Popen(
-        command,
-        cwd=checkout,
-        env=environment(checkout, "wait"),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    how = {"cwd": checkout, "env": environment(checkout, "wait"), "start_new_session": True}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how)
     assert process.stdout and process.stdout.readline() == "up\n"
     started = time.monotonic()
     process.send_signal(number)
@@ -172,34 +134,24 @@ def test_signals_reach_the_node_through_dstacks_shell(checkout, number, code):
 @pytest.mark.parametrize("restarted", [0, 19, 20, 21, 1000])
 def test_slurm_is_asked_for_a_requeue_after_our_codes_while_its_own_count_allows(checkout, restarted):
     (checkout / "job").write_text(main_file(BIG, "slurm"))
+    given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout), "SLURM_RESTART_COUNT": str(restarted)}
     for code in CODES:
-        left, said = ends_with(
-            checkout,
-            ["bash", "job"],
-            code,
-            SLURM_JOB_ID="7",
-            SLURM_SUBMIT_DIR=str(checkout),
-            SLURM_RESTART_COUNT=str(restarted),
-        )
+        left, said = ends_with(checkout, ["bash", "job"], code, **given)
         started = restarted <= get(BIG).budget.max_requeues
         assert left == (code if started else 2)
         assert ("scontrol requeue 7" in said) == (code in AGAIN and restarted < get(BIG).budget.max_requeues)
         assert (restarts.FINAL in said) == (not started or (code in AGAIN and restarted == 20))
 
 
-def test_slurm_excludes_machines_that_failed_their_checks(checkout):
+def test_slurm_excludes_machines_that_failed_their_checks_and_never_requeues_a_preflight(checkout):
     (checkout / "job").write_text(main_file(BIG, "slurm"))
     (checkout / "runs/r").mkdir(parents=True)
     (checkout / "runs/r/refused").write_text("gpu-7\ngpu-3\ngpu-7\n")
+    given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}
     for code in (34, 36):
-        given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}
         said = ends_with(checkout, ["bash", "job"], code, **given)[1]
         assert ("scontrol update JobId=7 ExcNodeList=gpu-3,gpu-7" in said) == (code == 36)
-
-
-def test_slurm_never_requeues_a_preflight(checkout):
     (checkout / "job").write_text(main_file("preflight", "slurm"))
-    given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}
     left, said = ends_with(checkout, ["bash", "job"], 36, **given)
     assert left == 36 and "requeue" not in said
 

@@ -5,10 +5,8 @@ No program that samples is in this version. A small one of this test's own stand
 rendered shell can run.
 """
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +17,10 @@ import yaml
 from recipes.platforms import restarts, script, targets
 from recipes.presets import RECIPES, get, resolve
 from recipes.recipe.sample_group import sampling_machines
-from tests.recipes.rendered import render, render_unchecked
+from tests.recipes.rendered import make_checkout, make_program, render, render_unchecked
+from tests.recipes.test_batch_targets import SRUN
 from tests.recipes.test_restarts import CODES, decisions
-from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, LAUNCH, needs_launch, shell_of
+from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, launched_python, needs_launch, shell_of
 from tests.servers import rclone
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, from_dict, validate
@@ -124,19 +123,16 @@ def test_skypilot_starts_each_machine_as_a_managed_job_of_its_own():
     assert "for i in $(seq 4); do sky jobs launch -y -d -n grpo-qwen2-5-vl-7b-mathv60k-sample-$i " in text
     only = yaml.safe_load(sampling_file(ONE, "skypilot-runpod", "sample.spot=only"))["resources"]
     assert only["use_spot"] is True
+    pods = ("site.rdma=rdma/ib:8", "site.node_pool=h100", "sample.node_pool=l40s", "sample.gpus_per_node=8")
+    task = yaml.safe_load(sampling_file(BIG, "skypilot-kubernetes", *pods))
+    spec = task["config"]["kubernetes"]["pod_config"]["spec"]
+    assert spec["nodeSelector"] == {"cloud.google.com/gke-nodepool": "l40s"}, "not the run's pool"
+    assert "limits" not in spec["containers"][0]["resources"] and "network_tier" not in task["resources"]
+    assert task["resources"]["accelerators"] == "L40S:8"
     never = sampling_file(ONE, "skypilot-runpod", "sample.spot=never")
     assert yaml.safe_load(never)["resources"]["use_spot"] is False
     assert "sky launch -y -d -c grpo-qwen2-5-vl-7b-mathv60k-sample-$i " in never
     assert "job_recovery" not in never and "SkyPilot does not start it again" in never
-
-
-def test_kubernetes_pods_that_sample_need_neither_fast_network_nor_the_runs_pool():
-    site = ("site.rdma=rdma/ib:8", "site.node_pool=h100", "sample.node_pool=l40s")
-    task = yaml.safe_load(sampling_file(BIG, "skypilot-kubernetes", *site, "sample.gpus_per_node=8"))
-    spec = task["config"]["kubernetes"]["pod_config"]["spec"]
-    assert spec["nodeSelector"] == {"cloud.google.com/gke-nodepool": "l40s"}
-    assert "limits" not in spec["containers"][0]["resources"] and "network_tier" not in task["resources"]
-    assert task["resources"]["accelerators"] == "L40S:8"
 
 
 def test_dstack_has_a_fleet_for_all_machines_and_a_run_for_each():
@@ -163,46 +159,29 @@ def test_names_of_sampling_tasks_are_short_enough_for_dstack_and_differ():
     assert all(re.fullmatch(r"[a-z][a-z0-9-]{1,37}", name) for name in tasks), "and three more for the number"
 
 
-def directives(text, mark):
-    return [line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark)]
+def directives(text):
+    return re.findall(r"^#(?:SBATCH|PBS) (.*)$", text, re.M)
 
 
 def test_slurm_starts_an_array_of_one_node_each():
     site = ("site.partition=big", "site.constraint=h100", "site.gres=gpu:h100:8")
-    lines = directives(sampling_file(ONE, "slurm", *site), "#SBATCH ")
+    lines = directives(sampling_file(ONE, "slurm", *site))
     assert {"--array=0-3", "--nodes=1", "--gpus-per-node=2", "--requeue", "--partition=big"} <= set(lines)
     assert not any("h100" in line for line in lines), "features and resources of the run's machines"
     own = ("sample.partition=small", "sample.constraint=l40s", "sample.gres=gpu:l40s:2")
-    lines = directives(sampling_file(ONE, "slurm", *site, *own), "#SBATCH ")
+    lines = directives(sampling_file(ONE, "slurm", *site, *own))
     assert {"--partition=small", "--constraint=l40s", "--gres=gpu:l40s:2"} <= set(lines)
 
 
 @pytest.mark.parametrize(("dialect", "option"), [("pro", "-J 0-3"), ("torque", "-t 0-3")])
 def test_pbs_starts_an_array_of_one_node_each(dialect, option):
     text = sampling_file(ONE, "pbs", f"site.pbs={dialect}", "sample.partition=small")
-    lines = directives(text, "#PBS ")
+    lines = directives(text)
     assert option in lines and "-q small" in lines and "-r y" in lines
     request = next(line for line in lines if line.startswith(("-l select", "-l nodes")))
     assert re.search(r"select=1:|nodes=1:", request) and re.search(r"gpus=2", request)
-    alone = directives(sampling_file(ONE, "pbs", f"site.pbs={dialect}", "sample.nodes=1"), "#PBS ")
+    alone = directives(sampling_file(ONE, "pbs", f"site.pbs={dialect}", "sample.nodes=1"))
     assert not any(line.startswith(("-J", "-t")) for line in alone), "PBS takes no array of one"
-
-
-@needs_launch
-def test_skypilot_and_dstack_parse_the_files():
-    files = {}
-    for target in TARGETS:
-        found = both(ONE, target)[1]
-        files |= {f"{target}/{name}": text for name, text in found.items() if ".sample." in name}
-    for prefix, check in (("skypilot", CHECK_SKY), ("dstack", CHECK_DSTACK)):
-        mine = {name: text for name, text in files.items() if name.startswith(prefix)}
-        env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-        command = [LAUNCH, "-c", check]
-        done = subprocess.run(command, input=json.dumps(mine), text=True, capture_output=True, env=env)
-        assert done.returncode == 0, done.stderr
-        parsed = json.loads(done.stdout.strip().splitlines()[-1])
-        assert parsed.keys() == mine.keys()
-        assert {name: error for name, error in parsed.items() if isinstance(error, str)} == {}
 
 
 # --- What runs ------------------------------------------------------------------------------------
@@ -218,22 +197,11 @@ sys.exit(int(os.environ["CODE"]))
 def checkout(tmp_path):
     """A working copy with this Python as its environment, prepared data, and the sampling program of this
     test."""
-    (tmp_path / "trainer/shell").mkdir(parents=True)
-    (tmp_path / "trainer/shell/setup.sh").write_text("")
+    make_checkout(tmp_path, f'exec {sys.executable} "$@"')
     (tmp_path / "trainer/shell/driver.sh").write_text('echo "driver $1"\n')
-    for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
     (tmp_path / f"{PROGRAM}.py").write_text(STAND_IN)
-    programs = {
-        ".venvs/gpu/bin/python": f'exec {sys.executable} "$@"\n',
-        "bin/srun": 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n',
-        "bin/scontrol": 'echo "scontrol $*"\n',
-        "bin/sleep": "",
-    }
-    for path, body in programs.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("#!/bin/bash\n" + body)
-        (tmp_path / path).chmod(0o755)
+    for name, body in (("srun", SRUN), ("scontrol", 'echo "scontrol $*"'), ("sleep", "")):
+        make_program(tmp_path / "bin" / name, body)
     (tmp_path / "w/data/mathv60k").mkdir(parents=True)
     (tmp_path / "w/data/mathv60k/manifest.json").write_text("{}")
     (tmp_path / "nodes").write_text("here\n")
@@ -303,6 +271,9 @@ def test_a_machine_that_comes_when_its_run_is_over_installs_nothing(checkout, st
 
 @pytest.mark.parametrize("target", ["slurm", "pbs"])
 def test_on_a_shared_file_system_the_run_prepares_and_others_wait(checkout, target):
+    for rented in ("skypilot-runpod", "dstack-runpod"):  # with disks of their own
+        shell = shell_of(sampling_file(ONE, rented))
+        assert "step " in shell and "data_prep prepare mathv60k" in shell and "await" not in shell
     text = sampling_file(ONE, target)
     assert "data_prep" not in text and 'await "${DATA}/mathv60k/manifest.json"' in text
     (checkout / "w/data/mathv60k/manifest.json").unlink()
@@ -315,35 +286,33 @@ def test_on_a_shared_file_system_the_run_prepares_and_others_wait(checkout, targ
     assert code == 0 and "sampling with" in said
 
 
-def test_machines_with_disks_of_their_own_prepare_but_put_nothing_into_the_bucket(checkout):
-    for target in ("skypilot-runpod", "dstack-runpod"):
-        shell = shell_of(sampling_file(ONE, target))
-        assert "step " in shell and "data_prep prepare mathv60k" in shell and "await" not in shell
-
-
 # --- Restarts -------------------------------------------------------------------------------------
 
 
-def test_dstack_is_told_0_after_every_code_but_33(checkout):
-    text = sampling_file(ONE, "dstack-runpod")
+def test_slurm_and_dstack_start_again_after_33_alone(checkout):
+    """dstack is told 0 after every other code."""
+    slurm, dstack = (sampling_file(ONE, target) for target in ("slurm", "dstack-runpod"))
     for code in CODES:
-        left, said = ran(checkout, text, code)
+        left, said = ran(checkout, slurm, code)
+        assert left == code and ("scontrol requeue 7" in said) == (code == 33), code
+        left, said = ran(checkout, dstack, code)
         assert left == (33 if code == 33 else 0), code
         assert (restarts.FINAL in said) == (code not in (0, 33))
         assert "resume" not in said, "a machine is no run"
-
-
-def test_slurm_requeues_after_33_alone(checkout):
-    text = sampling_file(ONE, "slurm")
-    for code in CODES:
-        left, said = ran(checkout, text, code)
-        assert left == code and ("scontrol requeue 7" in said) == (code == 33), code
-    assert "scontrol requeue" not in ran(checkout, text, 33, SLURM_RESTART_COUNT="20")[1]
-    assert ran(checkout, text, 0, SLURM_RESTART_COUNT="21")[0] == 2
+    assert "scontrol requeue" not in ran(checkout, slurm, 33, SLURM_RESTART_COUNT="20")[1]
+    assert ran(checkout, slurm, 0, SLURM_RESTART_COUNT="21")[0] == 2
 
 
 @needs_launch
-def test_skypilots_own_rule_starts_again_after_33_alone():
+def test_the_platforms_parse_the_files_and_skypilot_starts_again_after_33_alone():
     tasks = {"pod": sampling_file(ONE, "skypilot-runpod"), "gcp": sampling_file(ONE, "skypilot-gcp")}
     for counts in decisions(tasks, {}).values():
         assert {code for code, count in zip(CODES, counts, strict=False) if count} == {33}
+    for prefix, check in (("skypilot", CHECK_SKY), ("dstack", CHECK_DSTACK)):
+        mine = {}
+        for target in TARGETS:
+            found = both(ONE, target)[1] if target.startswith(prefix) else {}
+            mine |= {f"{target}/{name}": text for name, text in found.items() if ".sample." in name}
+        parsed = launched_python(check, mine)
+        assert parsed.keys() == mine.keys()
+        assert {name: error for name, error in parsed.items() if isinstance(error, str)} == {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import launch_checks, platform_state
+from recipes.drivers import launch_checks, launched_run
 from recipes.platforms.answers import PlatformAnswer
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
@@ -54,7 +54,7 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
         overrides=["storage.bucket=s3://mine"],
     ).save()
     said = PlatformAnswer(text="managed job 3: STARTING", name="3")
-    monkeypatch.setattr(platform_state, "ask_platform", lambda record: said)
+    monkeypatch.setattr(launched_run, "ask_platform", lambda record: said)
     monkeypatch.setattr("recipes.drivers.bucket_access.probe_bucket", lambda *a: None)
     monkeypatch.setattr("recipes.drivers.shared_record.publish_manifest", lambda *a: None)
     code, _, err = run(capsys, "resume", "mine")
@@ -105,7 +105,7 @@ def test_where_it_cannot_be_told_whether_a_run_is_alive_a_takeover_is_asked_for(
     def away(argv, **_):
         return subprocess.CompletedProcess(argv, 35, "", "error: listing failed 2 times: 503 Slow Down\n")
 
-    monkeypatch.setattr(launch_checks.subprocess, "run", away)
+    monkeypatch.setattr(launch_checks.bucket_access.subprocess, "run", away)
     record = replace(run_record.load_record("mine"), run_id="other")
     told = launch_checks.earlier_launch(record, {})
     assert told is not None and not told.sure and told.what == "listing failed 2 times: 503 Slow Down"

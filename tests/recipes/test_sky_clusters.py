@@ -18,10 +18,7 @@ LABELS = {
         "cloud.google.com/machine-family": "a2",
         "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
     },
-    "GKE A3": {
-        "cloud.google.com/machine-family": "a3",
-        "node.kubernetes.io/instance-type": "a3-highgpu-8g",
-    },
+    "GKE A3": {"cloud.google.com/machine-family": "a3", "node.kubernetes.io/instance-type": "a3-highgpu-8g"},
     "AKS": {"kubernetes.azure.com/accelerator": "nvidia"},
     "EKS": {"topology.k8s.aws/zone-id": "use1-az1", "k8s.io/cloud-provider-aws": "x"},
     "Nebius": {"nebius.com/node-group-id": "x"},

@@ -119,17 +119,7 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
     found = f"find {bucket} -name config.json | grep -q . && echo uploaded-before >> {mine}/calls"
     stand_in(mine, monkeypatch, "sky", found)
     monkeypatch.chdir(mine)
-    up = [
-        "up",
-        SEVEN,
-        "--target",
-        "skypilot-runpod",
-        "--detach",
-        "--run-id",
-        "mine",
-        "--bucket",
-        "s3://bucket/",
-    ]
+    up = f"up {SEVEN} --target skypilot-runpod --detach --run-id mine --bucket s3://bucket/".split()
     code, out, err = run(capfd, *up, "--set", "model.path=Mine")
     assert code == 0, err
     assert f"uploading {mine}/Mine (0.00 GiB) to s3://bucket/models/mine-" in out
@@ -150,7 +140,5 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
 
 
 def test_without_a_bucket_it_is_refused(mine, capsys):
-    code, _, err = run(
-        capsys, "up", SEVEN, "--target", "dstack-ssh", "--hosts", "a", "--set", f"model.path={mine}/Mine"
-    )
+    code, _, err = run(capsys, f"up {SEVEN} --target dstack-ssh --hosts a --set model.path={mine}/Mine")
     assert code == 2 and "give --bucket" in err and err.count("\n") == 1

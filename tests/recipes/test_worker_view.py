@@ -8,7 +8,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 from test_fleet_launch import SEVEN, called, launched, workers
 
-from recipes.drivers import platform_state
+from recipes.drivers import launched_run
 from recipes.records import run_record
 
 
@@ -53,13 +53,13 @@ def test_the_state_of_several_jobs_is_told_together(monkeypatch, tmp_path):
     record = run_record.RunRecord(
         run_id="w", recipe=SEVEN, target="skypilot-runpod", managed=True, jobs=3, samples_for="mine"
     )
-    said = platform_state.ask_platform(record)
+    said = launched_run.ask_platform(record)
     assert said.state == "2 running, 1 failed" and not said.ended_s
     assert said.text.count("worker ") == 3
     for row in rows:
         row["status"] = "SUCCEEDED"
     stand_in(tmp_path, monkeypatch, "sky", f"echo '{json.dumps(rows)}'")
-    said = platform_state.ask_platform(record)
+    said = launched_run.ask_platform(record)
     assert said.state == "finished" and said.ended_s
 
 
