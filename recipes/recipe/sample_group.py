@@ -41,7 +41,7 @@ def sampling_machines(recipe: Recipe) -> Recipe | None:
         config=replace(recipe.config, rollout=rollout, fleet=fleet, placement=place),
         site=_site(recipe.site, group),
         # A volume is the run's: machines that prepare data in it at once would disturb each other.
-        storage=replace(recipe.storage, volume="", volume_gib=0, mount=""),
+        storage=replace(recipe.storage, volume="", volume_gib=0),
     )
     return with_placement(view)
 
