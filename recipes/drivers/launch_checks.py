@@ -154,7 +154,7 @@ def _check_without_bucket(run: ResolvedRecipe) -> None:
 
 def _check_hourly(run: ResolvedRecipe) -> None:
     known = cost.node_prices(run.recipe, run.target, prices.sky_catalogs())
-    most = run.limits.usd_per_hour
+    most = run.recipe.budget.max_hourly_usd
     if most and known and known[0][0] > most:
         usd, gpu, spot = known[0]
         raise ConfigError(
