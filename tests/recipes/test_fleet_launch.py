@@ -167,8 +167,8 @@ def test_ctrl_c_amid_a_launch_of_workers_ends_both(capsys, monkeypatch, tmp_path
     stand_in(tmp_path, monkeypatch, "sky", "exit 0")
     start = launching.start_launch
 
-    def interrupted(launch, detach):
-        if start(launch, detach) or launch.record.samples_for:
+    def interrupted(launch):
+        if start(launch) or launch.record.samples_for:
             raise KeyboardInterrupt
         return 0
 
@@ -183,7 +183,7 @@ def test_on_this_machine_workers_that_were_started_end_with_the_launch_that_fail
     """The run itself was never begun."""
     ended = []
 
-    def fails(launch, detach):
+    def fails(launch):
         launch.record.save()
         raise ConfigError("no")
 
