@@ -157,10 +157,7 @@ class RunMirror:
         if newest and newest.attempt.left and newest.attempt.code != 0 and newest.final is None:
             progress["restarts"] = newest.attempt.left
         if newest and not newest.alive and progress["status"] == "running":
-            ended = f"has been silent since {_clock(newest.seen_unix_s)} UTC"
-            if newest.attempt.code is not None:
-                ended = f"ended with {newest.attempt.code}{f' ({newest.why})' if newest.why else ''}"
-            message = f"attempt {newest.attempt.name} {ended}"
+            message = f"attempt {newest.attempt.name} {_end_of(newest)}"
             progress |= {"message": message, "phase_since_unix_s": newest.seen_unix_s}
             if newest.final is not None:
                 progress["status"] = "failed"
@@ -210,8 +207,11 @@ class RunMirror:
         return str(self.folder / PROFILES)
 
 
-def _clock(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(unix_s))
+def _end_of(newest: NewestAttempt) -> str:
+    """How an attempt that lives no more ended."""
+    if newest.attempt.code is None:
+        return f"has been silent since {time.strftime('%H:%M:%S', time.gmtime(newest.seen_unix_s))} UTC"
+    return f"ended with {newest.attempt.code}{f' ({newest.why})' if newest.why else ''}"
 
 
 def run_has_ended(mirror: RunMirror, newest: NewestAttempt | None) -> bool:
@@ -270,9 +270,7 @@ def describe_standing(newest: NewestAttempt) -> str:
         return f"finished, {attempt}"
     if newest.final is not None:
         return f"failed for good{why}"
-    if newest.attempt.code is None:
-        return f"silent since {_clock(newest.seen_unix_s)} UTC, {attempt}{left}"
-    return f"ended with {newest.attempt.code}, {attempt}{why}{left}"
+    return f"{attempt} {_end_of(newest)}{left}"
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -27,7 +27,8 @@ PUBLISHED = {
 }
 """Accuracy by the model's authors: what a base model should come near to, and a trained one be held
 against."""
-PUBLISHED_BY = "Qwen2.5-VL's README"
+PROMPTS = {"published": "the benchmark's prompt", "none": "no system message"}
+"""System prompts in a few words."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,6 @@ def score_benchmarks(rows: Sequence[ScoredProblem], base: str = "") -> dict[str,
     return figures
 
 
-def describe_prompt(system_prompt: str) -> str:
-    """The system prompt in a few words."""
-    words = {"rows": "our prompt", "published": "the benchmark's prompt", "none": "no system message"}
-    return words.get(system_prompt, "a prompt of its own")
-
-
 def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
     """The scores as a Markdown table. judge: the model that graded free text; empty: rules alone.
     system_prompt: what was asked with."""
@@ -149,7 +144,7 @@ def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_pro
     for name, figures in by_benchmark.items():
         graded_by = f"judge {judge}" if judge else "rules"
         if system_prompt != "rows":
-            graded_by += f", {describe_prompt(system_prompt)}"
+            graded_by += f", {PROMPTS.get(system_prompt, 'a prompt of its own')}"
         if not judge and name in ASKED_A_MODEL:
             graded_by += " (published: a judge)"
         parts = [(name, figures, graded_by)]

@@ -73,40 +73,31 @@ class PushedFile:
     def push(self, burst: int = 0, choose: Callable[[bytes], bytes] = bytes) -> None:
         """Pushes the complete lines that are new. burst: the most bytes to take. choose: what of them is
         pushed."""
-        self._take(burst, choose)
-        if self._outdated:
-            self.storage.delete(dict(self.storage.list(self.prefix)))
-            self._outdated = False
-        while self._unsent and len(self._piece) > PIECE_BYTES:
-            cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
-            if cut == len(self._piece):
-                break
-            self._put(bytes(self._piece[:cut]))
-            self._number += 1
-            self._piece = self._piece[cut:]
-        if self._unsent:
-            self._put(bytes(self._piece))
-            self._unsent = False
-
-    def _take(self, burst: int, choose: Callable[[bytes], bytes]) -> None:
-        new = self._file.read()
+        chosen = choose(self._file.read())
         if self._file.begun_anew:
             self._outdated = True
             self._number = 0
             self._piece = bytearray()
-        chosen = choose(new)
-        skipped = 0
         if burst and len(chosen) > burst:
             kept = chosen[chosen.find(b"\n", len(chosen) - burst) + 1 :]
             skipped = len(chosen) - len(kept)
+            self.left_out += skipped
             chosen = b"[%d bytes of the log are left out here]\n" % skipped + kept
-        self.left_out += skipped
-        if chosen:
-            self._piece += chosen
-            self._unsent = True
-
-    def _put(self, data: bytes) -> None:
-        self.storage.put_bytes(f"{self.prefix}/{self._number:08d}", data)
+        self._piece += chosen
+        self._unsent = self._unsent or bool(chosen)
+        if self._outdated:
+            self.storage.delete(dict(self.storage.list(self.prefix)))
+            self._outdated = False
+        while self._unsent:
+            cut = len(self._piece)
+            if cut > PIECE_BYTES:
+                cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
+            self.storage.put_bytes(f"{self.prefix}/{self._number:08d}", bytes(self._piece[:cut]))
+            if cut == len(self._piece):
+                self._unsent = False
+            else:
+                self._number += 1
+                self._piece = self._piece[cut:]
 
     def drop_middle(self, keep: int, head: int) -> None:
         """Deletes pieces so that the first `head` and the newest ones are left, `keep` in all."""
