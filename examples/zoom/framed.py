@@ -112,14 +112,17 @@ def asked(question: str = QUESTION) -> list[dict[str, Any]]:
 
 def looked(one: FramedPicture) -> tuple[list[dict[str, Any]], Image.Image]:
     """A worked call and what the tool answers, as messages, and the image that it shows."""
-    box = box_of(one.place)
+    called = json.dumps({"name": "zoom", "arguments": {"box": box_of(one.place)}})
+    reply = f"<tool_call>\n{called}\n</tool_call>"
     situation = Situation([SeenPicture(one.image, (SEEN, SEEN))], lambda reply: None, CELL)
-    observation = Zoom(TURNS.image_pixels).use(situation, {"box": box})
+    observation = Zoom(TURNS.image_pixels).answer(situation, [reply])
+    assert observation and observation.images, "a worked call shows its part of the picture"
     before, behind = as_result(observation.text)
     content = [{"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": behind}]
-    called = json.dumps({"name": "zoom", "arguments": {"box": box}})
-    call = {"role": "assistant", "content": f"<tool_call>\n{called}\n</tool_call>"}
-    return [call, {"role": "user", "content": content}], observation.images[0]
+    return [
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": content},
+    ], observation.images[0]
 
 
 def rows(seed: int, split: str, count: int) -> Iterator[Row]:

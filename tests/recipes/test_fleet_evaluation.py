@@ -13,7 +13,7 @@ MORE = ["--target", "skypilot-runpod", "--bucket", "s3://mine", "--run-id", "min
 def test_machines_that_sample_and_one_that_loads_no_model(asked, capsys):
     code, out, err = run(capsys, "evaluate", SEVEN, *asked, "--fleet", "3xL40S:spot", *MORE)
     assert code == 0, err
-    assert "run      mine: 1 x 1 A100-80GB on skypilot-runpod" in out, "8 train it"
+    assert "run      mine: 1 x 1 A100-80GB/H100 on skypilot-runpod" in out, "8 train it"
     assert "3 x 1 L40S on skypilot-runpod" in out
     head, _, sampling = out.partition("# A machine that samples for a run")
     assert "pass_rate_samples: " in head and "workers: only" in head and "accelerators: A100-80GB:1" in head

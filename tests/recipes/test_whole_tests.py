@@ -16,7 +16,7 @@ def test_ONE():
         assert False
 """
 EVERY = "def test_every(): assert False\n"
-ALONE = "once more, alone: test_load.py::test_a"
+ALONE = "once more, alone: "
 NAMED = "failed beside other tests and passed alone, mend them: test_load.py::test_a"
 
 
@@ -25,7 +25,7 @@ NAMED = "failed beside other tests and passed alone, mend them: test_load.py::te
     [
         ({"test_load.py": ONCE.replace("ONE", "a")}, True, (ALONE, NAMED)),
         ({"test_load.py": ONCE.replace("ONE", "a") + EVERY}, False, (ALONE,)),
-        ({"test_load.py": "".join(ONCE.replace("ONE", one) for one in "abcd")}, False, ()),
+        ({"test_load.py": "".join(ONCE.replace("ONE", name) for name in "abcd")}, False, ()),
         ({"test_load.py": "import nothing_of_this_name\n"}, False, ()),
         (dict.fromkeys(("a/test_same.py", "b/test_same.py"), "def test_it(): pass\n"), False, ("mismatch",)),
     ],
