@@ -59,7 +59,7 @@ def start_beacon(rank: int) -> None:
     stem = Path(folder) / f"rank-{rank}-{os.getpid()}"
     _answer(stem.with_suffix(".stacks"))
     path = stem.with_suffix(".beacon")
-    path.write_bytes(beacon_record(pieces=0))
+    path.write_bytes(RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(0))
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), SIZE)
     _done[:] = [memory, 0]
@@ -70,11 +70,6 @@ def start_beacon(rank: int) -> None:
         # Not every version of torch has all of them.
         if hasattr(dist, name):
             setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
-
-
-def beacon_record(pieces: int) -> bytes:
-    """Content of the file of a rank that has entered no collective yet."""
-    return RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(pieces)
 
 
 _done: list[Any] = [None, 0]

@@ -57,11 +57,7 @@ def truncate_metrics(path: Path, step: int) -> int:
 
 def last_step(path: Path, limit: int) -> int:
     """The last step in a file that is at most `limit`; -1 where there is none."""
-    last = -1
-    for record in read_lines(path):
-        if record["step"] <= limit:
-            last = max(last, record["step"])
-    return last
+    return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
 
 
 def column(records: Iterable[Mapping[str, Any]], name: str) -> list[Any]:

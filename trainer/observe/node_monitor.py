@@ -8,7 +8,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,15 @@ class NodeStats:
                 rates = sample["bytes_per_s"]
                 sent += rates.get("network_out", 0) + rates.get("infiniband_out", 0)
             metrics["perf/network_gbit_per_s"] = sent / len(samples) * 8e-9
-        return metrics | (_gpu_metrics(gpus) if gpus else {})
-
-
-def _gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means and extremes of all GPUs' samples."""
-    slowed = [bool(gpu["slowdown"] & SLOWED) for gpu in gpus]
-    return {
-        "perf/gpu_busy_fraction": statistics.mean(column(gpus, "busy_fraction")),
-        "perf/gpu_memory_gib_max": max(column(gpus, "memory_bytes")) / 2**30,
-        "perf/gpu_power_w": statistics.mean(column(gpus, "power_w")),
-        "perf/gpu_temperature_c_max": max(column(gpus, "temperature_c")),
-        "perf/gpu_slowed_fraction": statistics.mean(slowed),
-    }
+        if gpus:
+            metrics |= {
+                "perf/gpu_busy_fraction": statistics.mean(column(gpus, "busy_fraction")),
+                "perf/gpu_memory_gib_max": max(column(gpus, "memory_bytes")) / 2**30,
+                "perf/gpu_power_w": statistics.mean(column(gpus, "power_w")),
+                "perf/gpu_temperature_c_max": max(column(gpus, "temperature_c")),
+                "perf/gpu_slowed_fraction": statistics.mean(bool(gpu["slowdown"] & SLOWED) for gpu in gpus),
+            }
+        return metrics
 
 
 class NodeMonitor:

@@ -252,23 +252,20 @@ def _options(config: RunConfig) -> str:
         if own and section not in ("expected", "placement", "checkpoint"):
             changed[section] = own
     shown = yaml.safe_dump(changed, sort_keys=False)
-    return (
-        f"## Options\n\nWhat is not the default; all of them are in `run/config.yaml`.\n\n```yaml\n{shown}```"
-    )
+    return f"## Options\n\nWhat is not the default; all are in `run/config.yaml`.\n\n```yaml\n{shown}```"
 
 
 def _again(launch: Mapping[str, Any]) -> str:
     if not launch.get("commit"):
         return ""
-    if launch.get("diff") is None:
-        return (
-            "## The same run again\n\nThe code had changes that are not published: who launched the run can"
-            " repeat it exactly, and others can train with the options above."
-        )
-    return (
-        "## The same run again\n\n```bash\npython3 launch.py reproduce run/manifest.json\n```\n\n"
+    how = (
+        "```bash\npython3 launch.py reproduce run/manifest.json\n```\n\n"
         "On CPUs of one kind the result is equal to the bit; on GPUs the prompts, seeds and order are."
     )
+    if launch.get("diff") is None:
+        how = "The code had changes that are not published: who launched the run can repeat it exactly, and"
+        how += " others can train with the options above."
+    return f"## The same run again\n\n{how}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

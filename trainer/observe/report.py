@@ -369,11 +369,9 @@ def _config(path: Path) -> tuple[RunConfig | None, str]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return value or "–"
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value) or "–"
 
 
 def _attempts(attempts: Sequence[dict[str, Any]]) -> str:

@@ -51,7 +51,6 @@ def run(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line. Returns the exit code."""
     return exit_code(lambda: run(arguments))
 
 

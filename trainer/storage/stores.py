@@ -100,7 +100,7 @@ def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_tim
             endpoint = env.get("STORAGE_EMULATOR_HOST") or ""
     if endpoint and not re.fullmatch(r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d+)?(/\S*)?", endpoint):
         raise ConfigError(
-            f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it"
+            f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as it was given to you"
         )
     of_runpod = re.search(RUNPOD, endpoint) is not None
     own_timeout_s = RUNPOD_TIMEOUT_S if of_runpod else UPLOAD_TIMEOUT_S
@@ -113,11 +113,7 @@ def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_tim
         "retry_config": {
             "max_retries": retry.request_retries,
             "retry_timeout": timedelta(seconds=retry.request_retry_s),
-            "backoff": {
-                "init_backoff": timedelta(seconds=0.2),
-                "max_backoff": timedelta(seconds=15),
-                "base": 2,
-            },
+            "backoff": BACKOFF,
         },
         "prefix": prefix or None,
     }
@@ -134,16 +130,17 @@ def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_tim
             ) from None
     if endpoint:
         keys["endpoint"] = endpoint
-    checksum = env.get(
-        "AWS_CHECKSUM_ALGORITHM", "SHA256" if not endpoint or ".amazonaws.com" in endpoint else ""
-    )
-    if checksum:  # Amazon compares it with what arrived; others may refuse the header
+    usual = "SHA256" if not endpoint or ".amazonaws.com" in endpoint else ""
+    if checksum := env.get(
+        "AWS_CHECKSUM_ALGORITHM", usual
+    ):  # Amazon compares it with what arrived; others may refuse the header
         keys["checksum_algorithm"] = checksum
     if of_runpod:
         keys["virtual_hosted_style_request"] = False
     return S3Store(bucket, **keys, **options)
 
 
+BACKOFF = {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=15), "base": 2}
 _GCS_VARIABLES = {
     "service_account": "GOOGLE_SERVICE_ACCOUNT",
     "service_account_key": "GOOGLE_SERVICE_ACCOUNT_KEY",
