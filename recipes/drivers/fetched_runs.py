@@ -168,14 +168,6 @@ def watch_run(run: str, bucket: str) -> int:
             fetching.wait()
 
 
-def newest_run() -> str:
-    """The run that was launched last from here. Raises ConfigError without any."""
-    records = run_record.newest_first()
-    if not records:
-        raise ConfigError("no run was launched from here: give the id of a run, and --bucket")
-    return records[0].run_id
-
-
 def show_logs(run: str, bucket: str, stored: bool, worker: int = 0) -> int:
     """Follows a run's log through its platform; from the bucket where that cannot, is over, or --stored asks
     for it. worker: that of a machine that samples for it, from 1 on. Raises ConfigError without one."""

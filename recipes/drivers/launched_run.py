@@ -36,7 +36,6 @@ def ask_platform(record: RunRecord, answers: PlatformAnswers | None = None) -> P
 
 
 def new_answers() -> PlatformAnswers:
-    """Answers of the platforms, none of which has been asked."""
     return PlatformAnswers(price=_usd_per_hour)
 
 

@@ -35,7 +35,10 @@ def show_runs(run: str | None, bucket: str, watch: bool) -> int:
     """The runs launched from here, or one with what its platform and its files say; live with `watch`.
     Returns the exit code."""
     if watch:
-        return fetched_runs.watch_run(run or fetched_runs.newest_run(), bucket)
+        records = run_record.newest_first()
+        if not run and not records:
+            raise ConfigError("no run was launched from here: give the id of a run, and --bucket")
+        return fetched_runs.watch_run(run or records[0].run_id, bucket)
     if run and not run_record.is_known(run) and fetched_runs.url_of(run, bucket):
         return fetched_runs.show_now(run, bucket)
     try:

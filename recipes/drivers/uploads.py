@@ -52,13 +52,8 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
             raise ConfigError(
                 f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}"
             )
-        found.append(
-            Upload(
-                field=field,
-                local=local,
-                key=key or f"{kind}/{Path(local).name.lower()}-{content_digest(local)}",
-            )
-        )
+        key = key or f"{kind}/{Path(local).name.lower()}-{content_digest(local)}"
+        found.append(Upload(field=field, local=local, key=key))
     if recipe.storage.weights.startswith("/"):
         raise ConfigError(
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"

@@ -49,10 +49,7 @@ class LaunchGiven:
 
     def options(self, option: str) -> list[str]:
         """The environment as options of a program: `--env NAME=value`."""
-        words = []
-        for name, value in self.env.items():
-            words += [option, f"{name}={value}"]
-        return words
+        return [word for name, value in self.env.items() for word in (option, f"{name}={value}")]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +109,7 @@ class Platform:
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         """Which of `targets.LIMITED` it does what they say for: `budget.idle_minutes`."""
-        raise NotImplementedError
+        return frozenset()
 
     @property
     def asks_bucket(self) -> bool:
@@ -208,10 +205,9 @@ class Platform:
         if address.is_store or (kept and f"{address.path}/".startswith(f"{kept.rstrip('/')}/")):
             return
         volume = f", or a folder below {kept}" if kept else ""
-        raise ConfigError(
-            f"storage.bucket {address.url} is a folder of one machine, and {self.name} throws its machines "
-            f"away: give s3://NAME/PREFIX, gs:// or r2://{volume}"
-        )
+        folder = f"storage.bucket {address.url} is a folder of one machine"
+        cure = f"give s3://NAME/PREFIX, gs:// or r2://{volume}"
+        raise ConfigError(f"{folder}, and {self.name} throws its machines away: {cure}")
 
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
         """What `up`, `status`, `logs` and `down` run. Raises ConfigError where the record names no run of
@@ -296,13 +292,9 @@ class Disposable(Platform):
     def ask(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
         if record.jobs == 1:
             return self.ask_job(record, answers)
-        jobs = []
-        for name in record.names():
-            answer = self.ask_job(replace(record, run_id=name, jobs=1), answers)
-            if answer is None:
-                return None
-            jobs.append(answer)
-        return merge_answers(jobs)
+        jobs = [self.ask_job(replace(record, run_id=name, jobs=1), answers) for name in record.names()]
+        known = [job for job in jobs if job is not None]
+        return merge_answers(known) if len(known) == len(jobs) else None
 
     def ask_job(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
         """What it says of one job; None where it does not answer."""

@@ -81,10 +81,8 @@ class Dstack(Disposable):
         recipe = run.recipe
         name = _task_name(recipe)
         if len(name) > LONGEST_NAME:
-            raise ConfigError(
-                f"dstack takes names of up to {LONGEST_NAME} characters here, and {name} has {len(name)}: "
-                "rename the recipe"
-            )
+            most = f"dstack takes names of up to {LONGEST_NAME} characters here"
+            raise ConfigError(f"{most}, and {name} has {len(name)}: rename the recipe")
         rented = self._rented(recipe, run.machines)
         files = {
             f"{recipe.name}.yaml": to_yaml(self._task(recipe, rented, name), self._head(recipe)),
@@ -132,9 +130,8 @@ class Dstack(Disposable):
             )
         missing = [name for name in wanted if name not in done.stdout.split()]
         if missing:
-            raise ConfigError(
-                f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
-            )
+            cure = f"run dstack secret set {missing[0]} VALUE"
+            raise ConfigError(f"dstack has no secret {', '.join(missing)}: {cure}")
 
     def ask_job(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
         name = run_name(record.run_id)
@@ -236,10 +233,8 @@ class Dstack(Disposable):
         if recipe.uses_bucket:
             # A name without a value is asked for at the launch.
             env.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
-        env += script.launch_secrets(recipe)
-        for key in self.secrets(recipe):
-            env.append(f"{key}=${{{{ secrets.{key.lower()} }}}}")
-        return env
+        own = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in self.secrets(recipe)]
+        return [*env, *script.launch_secrets(recipe), *own]
 
     def _resources(self, recipe: Recipe) -> dict[str, Any]:
         cluster = recipe.cluster
@@ -347,14 +342,9 @@ def _answer(name: str, run: dict[str, Any]) -> PlatformAnswer:
     if ended_s:
         return PlatformAnswer(text=text, state=state, why=why, ended_s=ended_s, usd=run.get("cost"))
 
-    nodes = []
-    for job in run.get("jobs", []):
-        node = job["job_submissions"][-1].get("job_provisioning_data")
-        if node:
-            nodes.append(node)
-    what = ""
-    if nodes:
-        what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}"
+    last = [job["job_submissions"][-1] for job in run.get("jobs", [])]
+    nodes = [node for job in last if (node := job.get("job_provisioning_data"))]
+    what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}" if nodes else ""
     per_hour = sum(node["price"] for node in nodes)
     return PlatformAnswer(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
 

@@ -241,14 +241,10 @@ def _card_labels(platform: Disposable, recipe: Recipe) -> list[dict[str, Any]]:
         key, _, value = recipe.site.gpu_label.partition("=")
         return [{"key": key, "operator": "In", "values": [value]}]
     names = platform.cards(recipe)
+    single = SINGLE_CARDS if recipe.cluster.gpus_per_node == 1 else {}
     conditions = []
-    for label, cards in ((NVIDIA_LABEL, NVIDIA_CARDS), (GKE_LABEL, GKE_CARDS)):
-        values: list[str] = []
-        for name in names:
-            values += cards.get(name, ())
-        if label == NVIDIA_LABEL and recipe.cluster.gpus_per_node == 1:
-            for name in names:
-                values += SINGLE_CARDS.get(name, ())
+    for label, *tables in ((NVIDIA_LABEL, NVIDIA_CARDS, single), (GKE_LABEL, GKE_CARDS)):
+        values = [card for table in tables for name in names for card in table.get(name, ())]
         if values:
             conditions.append({"key": label, "operator": "In", "values": values})
     return conditions

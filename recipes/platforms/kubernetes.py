@@ -211,11 +211,9 @@ def _waits_for(pod: dict[str, Any]) -> str:
     """Why a pod does not run yet, in the scheduler's or the node's words; "" where neither says."""
     if unscheduled := _without_machine(pod):
         return unscheduled.get("message", "")
-    for container in pod.get("status", {}).get("containerStatuses", []):
-        waiting = container["state"].get("waiting", {})
-        if waiting.get("message"):
-            return f"{waiting['reason']}: {waiting['message']}"
-    return ""
+    states = [container["state"] for container in pod.get("status", {}).get("containerStatuses", [])]
+    waiting = [state["waiting"] for state in states if state.get("waiting", {}).get("message")]
+    return f"{waiting[0]['reason']}: {waiting[0]['message']}" if waiting else ""
 
 
 def kubectl(recipe: Recipe) -> list[str]:

@@ -37,16 +37,14 @@ class Local(Platform):
         )
         return {f"{recipe.name}.sh": text}
 
-    def obeys(self, recipe: Recipe) -> frozenset[str]:
-        return frozenset()
-
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
         return self.own_commands(record, given, has_status=False)
 
     def refusal(self, recipe: Recipe) -> str:
         if recipe.cluster.nodes == 1 and recipe.jobs > 1 and recipe.cluster.gpus_per_node:
-            wanted = f"{recipe.name} wants {recipe.jobs}: set sample.gpus_per_node"
-            return f"{self.name} is one machine, and {wanted}"
+            return (
+                f"{self.name} is one machine, and {recipe.name} wants {recipe.jobs}: set sample.gpus_per_node"
+            )
         return super().refusal(recipe)
 
 

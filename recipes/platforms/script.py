@@ -117,8 +117,8 @@ def run_id_comment(recipe: Recipe) -> str:
         )
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
+    hours = recipe.budget.max_hours
     if recipe.kind == "check":
-        hours = recipe.budget.max_hours
         return f"It ends within {hours:g} hours; `python3 launch.py pull RUN_ID` fetches what it found."
     if recipe.config.evaluation.pass_rate_samples:
         return "The same RUN_ID goes on behind the rows that are scored; a new one starts from scratch."

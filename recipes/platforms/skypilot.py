@@ -63,10 +63,8 @@ class SkyPilot(Disposable):
         cluster = recipe.cluster
         refusal = super().refusal(recipe)
         if not refusal and recipe.environment == "rocm" and cluster.image == Cluster.image:
-            return (
-                f"{cluster.image} is for NVIDIA's GPUs, and {self.name} runs {recipe.name} on"
-                f" {cluster.gpu}: set cluster.image to one with PyTorch and vLLM for ROCm"
-            )
+            why = f"{cluster.image} is for NVIDIA's GPUs, and {self.name} runs {recipe.name} on {cluster.gpu}"
+            return f"{why}: set cluster.image to one with PyTorch and vLLM for ROCm"
         return refusal
 
     def is_managed(self, recipe: Recipe) -> bool:
@@ -166,10 +164,8 @@ class SkyPilot(Disposable):
 
     def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
         if record.managed:
-            raise ConfigError(
-                f"{record.run_id} is a managed job, and only its controller knows the machines: use `status"
-                " --watch`"
-            )
+            cure = "only its controller knows the machines: use `status --watch`"
+            raise ConfigError(f"{record.run_id} is a managed job, and {cure}")
         return ["ssh", "-o", "BatchMode=yes", record.run_id, f"cat {path}"]
 
     def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
@@ -189,9 +185,7 @@ class SkyPilot(Disposable):
             volume |= {"type": "k8s-pvc", "infra": infra, **size, "config": config}
         else:
             if len(recipe.storage.volume) > 30:
-                raise ConfigError(
-                    f"storage.volume {recipe.storage.volume!r}: RunPod takes at most 30 characters"
-                )
+                raise ConfigError(f"storage.volume {volume['name']!r}: RunPod takes at most 30 characters")
             if "/" not in site.region:
                 raise ConfigError(
                     "a RunPod volume lives in one data centre: set site.region, for example US/US-KS-2"
@@ -318,10 +312,8 @@ def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer 
     if not same_name:
         return PlatformAnswer(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
     job = max(same_name, key=itemgetter("job_id"))
-    places = []
-    for key in ("infra", "cluster_resources"):
-        if job.get(key) not in (None, "", "-"):
-            places.append(job[key])
+    parts = [job.get(key) for key in ("infra", "cluster_resources")]
+    places = [part for part in parts if part not in (None, "", "-")]
     place = ", ".join(places) or "no machine yet"
     reason = job.get("failure_reason") or ""
     why = f" ({reason})" if reason else ""

@@ -99,9 +99,8 @@ class Slurm(Batch):
         )
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
-        own = {
-            f"site.{name}" for name in ("qos", "constraint", "reservation", "gres", "container", "grace_s")
-        }
+        names = ("qos", "constraint", "reservation", "gres", "container", "grace_s")
+        own = {f"site.{name}" for name in names}
         if recipe.site.container:
             own.add("cluster.image")
         return self.OBEYS | own

@@ -41,10 +41,8 @@ class Ssh(Platform):
         driver."""
         recipe = run.recipe
         begin = script.preamble(recipe, recipe.site.shared_dir or "$HOME/spotrl-work")
-        usage = (
-            f"# {recipe.description}: one node. Driven by `python3 launch.py up {recipe.name} --target ssh`."
-        )
-        head = f"#!/usr/bin/env bash\n{usage}\n"
+        command = f"python3 launch.py up {recipe.name} --target ssh"
+        head = f"#!/usr/bin/env bash\n# {recipe.description}: one node. Driven by `{command}`.\n"
         body = begin + script.setup_commands(recipe) + script.write_config(recipe)
         return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
 
@@ -105,10 +103,9 @@ def hosts_of(recipe: Recipe) -> list[str]:
     hosts = list(recipe.site.hosts)
     wanted = recipe.cluster.nodes * recipe.jobs
     if len(hosts) != wanted:
-        given = f"{len(hosts)} were given" if hosts else "none were given"
         section = "sample" if recipe.kind == "sample" else "site"
-        option = f"--set {section}.hosts=[first,second]"
-        raise ConfigError(f"{recipe.name} wants {wanted} machines and {given}: {option}")
+        given = f"{len(hosts) or 'none'} were given: --set {section}.hosts=[first,second]"
+        raise ConfigError(f"{recipe.name} wants {wanted} machines and {given}")
     if len(set(hosts)) != len(hosts):
         raise ConfigError("site.hosts names a machine twice: each node must be a machine of its own")
     for host in hosts:
@@ -125,10 +122,7 @@ def on_machine(recipe: Recipe, host: str, *command: str) -> list[str]:
 def ssh_options(recipe: Recipe, port: int) -> list[str]:
     """Options of ssh: no prompts, keep-alives that notice a dead machine in half a minute."""
     key = ["-i", recipe.site.ssh_key] if recipe.site.ssh_key else []
-    words = [*key, "-p", str(port)]
-    for option in SSH_OPTIONS:
-        words += ["-o", option]
-    return words
+    return [*key, "-p", str(port), *(word for option in SSH_OPTIONS for word in ("-o", option))]
 
 
 def copy_command(recipe: Recipe, host: str) -> list[str]:
@@ -145,9 +139,8 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
 def task_command(recipe: Recipe, host: str, task: str, run_id: str) -> list[str]:
     """scp of the task file to one machine."""
     login, _, port = parse_address(host)
-    options = []
-    for option in ssh_options(recipe, port):
-        options.append("-P" if option == "-p" else option)  # scp's letter for the port
+    # scp's letter for the port is another.
+    options = ["-P" if option == "-p" else option for option in ssh_options(recipe, port)]
     return ["scp", "-q", *options, task, f"{login}:{DIRECTORY}/.cache/{run_id}.sh"]
 
 
@@ -161,10 +154,7 @@ def run_environment(record: RunRecord) -> dict[str, str]:
     if "SPOTRL_LAUNCH" in os.environ:
         env["SPOTRL_LAUNCH"] = os.environ["SPOTRL_LAUNCH"]
     env["SPOTRL_NOTICE_S"] = os.environ.get("SPOTRL_NOTICE_S", str(NOTICE_S))
-    for name in script.SETTINGS:
-        if os.environ.get(name):
-            env[name] = os.environ[name]
-    return env
+    return env | {name: os.environ[name] for name in script.SETTINGS if os.environ.get(name)}
 
 
 def head_login(record: RunRecord) -> list[str]:
