@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import urllib.parse
+from contextlib import suppress
 
 from recipes.platforms import programs
 from recipes.platforms.targets import target_named
@@ -56,11 +57,8 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
 def free_port() -> int:
     """8265, or a free port where that is taken."""
     for port in (PORT, 0):
-        with socket.socket() as s:
+        with socket.socket() as s, suppress(OSError):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+            s.bind(("127.0.0.1", port))
             return s.getsockname()[1]
     raise AssertionError("port 0 is always free")

@@ -69,6 +69,8 @@ class LaunchOptions:
 class Launch:
     """One launch, with all that it takes; nothing has been started or written."""
 
+    recipe: Recipe
+    """As it was written, with what is uploaded: the manifest has its configuration."""
     run: ResolvedRecipe
     record: RunRecord
     files: dict[str, str]
@@ -79,10 +81,6 @@ class Launch:
     """Tokens, which stand in no command line and no file."""
     commands: Commands
     options: LaunchOptions
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.run.recipe
 
     @property
     def folder(self) -> Path:
@@ -213,7 +211,14 @@ def prepare_launch(
     names = list(dict.fromkeys([*secrets, *made_here]))
     commands = platform.commands(record, LaunchGiven(paths, env, names, options.detach))
     return Launch(
-        run=run, record=record, files=files, env=env, secrets=secrets, commands=commands, options=options
+        recipe=recipe,
+        run=run,
+        record=record,
+        files=files,
+        env=env,
+        secrets=secrets,
+        commands=commands,
+        options=options,
     )
 
 

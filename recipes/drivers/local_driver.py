@@ -52,8 +52,7 @@ def logs(record: RunRecord) -> int:
     if not files:
         raise ConfigError(f"{record.run_id} has printed nothing: {folder} has no {LAUNCH_LOG}")
     command = ["tail", "-n", "100", str(files[0])]
-    pid = process_of(record.run_id)
-    if pid:
+    if pid := process_of(record.run_id):
         command += ["-F", f"--pid={pid}", f"--sleep-interval={FOLLOW_S}"]
     try:
         return subprocess.run(command).returncode

@@ -179,11 +179,9 @@ def _before_the_run(record: RunRecord) -> str:
 
 def _of_progress(record: RunRecord) -> str:
     """What the run itself has written; "" where its files are not here."""
-    for folder in (RUNS / record.run_id, RUNS / record.run_id / run_record.PULLED):
-        progress = run_folder.read_progress(folder)
-        if progress:
-            return progress["status"]
-    return ""
+    folders = (RUNS / record.run_id, RUNS / record.run_id / run_record.PULLED)
+    written = [progress for folder in folders if (progress := run_folder.read_progress(folder))]
+    return written[0]["status"] if written else ""
 
 
 def last_step(record: RunRecord) -> str:

@@ -19,8 +19,7 @@ LAUNCHERS = (
 
 def find_program(program: str) -> str:
     """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
-    on_path = shutil.which(program)
-    if on_path:
+    if on_path := shutil.which(program):
         return on_path
     own = Path(".venvs/launch/bin") / program
     return str(own.absolute()) if own.is_file() else ""

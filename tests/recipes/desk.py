@@ -25,7 +25,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def run(capsys, line, *more):
+def run(capsys, line="", *more):
     """(exit code, output, errors) of `launch.py LINE MORE...`."""
     code = launch.main([*shlex.split(line), *more])
     out = capsys.readouterr()
