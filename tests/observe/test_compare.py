@@ -36,12 +36,7 @@ def expect(folder, *bands):
     ("bands", "code", "first", "more"),
     [
         ((WIDE,), 0, "one: within expectation up to step 12\n", "inside, 12 compared  (three seeds)\n"),
-        (
-            (WIDE, NARROW),
-            1,
-            "one: step 7: reward/mean left its band: the median of its last 3 values",
-            "8 to 9",
-        ),
+        ((WIDE, NARROW), 1, "one: step 7: reward/mean left its band: the median of its last 3", "8 to 9"),
         ((DEAR,), 1, "one: step 12: cost/usd left its band: it is 12.5, expected at most 10", "(the plan)"),
     ],
     ids=["inside", "outside", "dollars that the desk counted"],

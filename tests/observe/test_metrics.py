@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from written_run import picture, run_script, write_run
+from written_run import picture, write_run
 
 from tests import metric_table
 from trainer.algorithm.traces import Verdict
@@ -146,17 +146,6 @@ def test_the_resolved_configuration_is_saved_with_the_run(tmp_path):
     config = override(PLAIN, ["run.name=here", "optimizer.learning_rate=3e-6"])
     Metrics(tmp_path, config)
     assert load(tmp_path / "config.yaml") == config
-
-
-def test_display_and_report_need_none_of_the_training_stack():
-    body = """
-        import sys
-        import trainer.observe.metrics, trainer.observe.live, trainer.observe.report
-        heavy = {"torch", "numpy", "PIL", "ray", "vllm", "transformers", "wandb", "tensorboard"}
-        assert not heavy & set(sys.modules), heavy & set(sys.modules)
-    """
-    done = run_script(body)
-    assert done.returncode == 0, done.stderr
 
 
 # --- samples ------------------------------------------------------------------------------------------------
