@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,51 +82,31 @@ class Departure:
         )
 
 
-@dataclass(frozen=True)
-class BandVerdict:
-    """How a run compares with what was expected of it."""
-
-    departures: tuple[Departure, ...]
-    """The first one of each band, first step first."""
-    measured: Mapping[str, int]
-    """Measurements that were compared, by metric."""
-    last_step: int
-    """The newest step that was compared; -1 before the first."""
-
-    def state_of(self, band: Band) -> str:
-        """One band's line of a comparison."""
-        for departure in self.departures:
-            if departure.band is band:
-                return f"left at step {departure.step}: {departure.value:.4g}"
-        count = self.measured.get(band.metric, 0)
-        return f"inside, {count} compared" if count else "not measured yet"
-
-    def __str__(self) -> str:
-        if self.departures:
-            return str(self.departures[0])
-        if self.last_step < 0:
-            return "nothing that is expected was measured yet"
-        return f"within expectation up to step {self.last_step}"
-
-
-def compare_with_bands(expected: Expected, history: Iterable[Mapping[str, Any]]) -> BandVerdict:
+def compare_with_bands(expected: Expected, history: Iterable[Mapping[str, Any]]) -> ExpectationWatch:
     """Holds a run's metrics, in order of steps, against its bands."""
     watch = ExpectationWatch(expected)
     for record in history:
         watch.look(record["step"], record)
-    return watch.verdict()
+    return watch
 
 
 class ExpectationWatch:
-    """Follows a run step by step."""
+    """Follows a run step by step, and says how it compares with what was expected of it."""
 
     def __init__(self, expected: Expected) -> None:
         self._bands = expected.bands
         self._recent: list[list[float]] = [[] for _ in self._bands]
-        self._first: dict[int, Departure] = {}
         self._outside: dict[int, Departure] = {}
-        self._measured: dict[str, int] = {}
-        self._last_step = -1
+        self._first: dict[int, Departure] = {}
+        self.measured: Counter[str] = Counter()
+        """Measurements that were compared, by metric."""
+        self.last_step = -1
+        """The newest step that was compared; -1 before the first."""
+
+    @property
+    def departures(self) -> list[Departure]:
+        """The first one of each band, first step first."""
+        return sorted(self._first.values(), key=lambda departure: departure.step)
 
     def look(self, step: int, stats: Mapping[str, Any]) -> list[Departure]:
         """The bands that the run is outside of after this step, by their newest comparison."""
@@ -139,21 +120,30 @@ class ExpectationWatch:
             if len(recent) < band.window:
                 continue
             middle = statistics.median(recent) if all(map(math.isfinite, recent)) else math.nan
-            self._measured[band.metric] = self._measured.get(band.metric, 0) + 1
-            self._last_step = max(self._last_step, step)
+            self.measured[band.metric] += 1
+            self.last_step = max(self.last_step, step)
             low, high = edges
             if low <= middle <= high:
                 self._outside.pop(number, None)
                 continue
-            departure = Departure(band, step, middle, low, high)
-            self._first.setdefault(number, departure)
-            self._outside[number] = departure
+            self._outside[number] = Departure(band, step, middle, low, high)
+            self._first.setdefault(number, self._outside[number])
         return list(self._outside.values())
 
-    def verdict(self) -> BandVerdict:
-        """What was seen so far."""
-        first = sorted(self._first.values(), key=lambda departure: departure.step)
-        return BandVerdict(tuple(first), dict(self._measured), self._last_step)
+    def state_of(self, band: Band) -> str:
+        """One band's line of a comparison."""
+        for departure in self._first.values():
+            if departure.band is band:
+                return f"left at step {departure.step}: {departure.value:.4g}"
+        count = self.measured[band.metric]
+        return f"inside, {count} compared" if count else "not measured yet"
+
+    def __str__(self) -> str:
+        if self._first:
+            return str(self.departures[0])
+        if self.last_step < 0:
+            return "nothing that is expected was measured yet"
+        return f"within expectation up to step {self.last_step}"
 
 
 def check_bands(expected: Expected) -> None:
