@@ -131,12 +131,6 @@ def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch,
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_default_target_is_the_cheapest(capsys, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--bucket", "s3://mine", "--dry-run")
-    assert code == 0 and "dstack apply" in out.splitlines()[-1]
-
-
 def test_slurm_job_is_submitted_recorded_shown_and_cancelled(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sbatch", 'test "$RUN_ID" = mine && echo "77;cluster"')
     stand_in(tmp_path, monkeypatch, "squeue", "")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -131,9 +130,3 @@ def test_a_run_that_never_began_is_no_launch_for_ever(record):
     old = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 3600)
     assert launched_run.gone_here(old)
     assert not launched_run.gone_here(RunRecord(run_id="mine", recipe="demo", target="local", desk="far"))
-
-
-def test_a_launch_is_never_a_shell_line(record):
-    commands = launch_commands(record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], False)
-    for words in [*commands.up, *commands.down, *commands.logs]:
-        assert words[0] == sys.executable and "-c" not in words

@@ -1,6 +1,5 @@
 """The ssh driver with stand-ins for ssh, scp and rsync that run on this machine, one folder per host."""
 
-import json
 import os
 import signal
 import threading
@@ -175,12 +174,3 @@ def test_ctrl_c_lets_the_nodes_save_and_shows_their_last_words(machines, capsys,
     assert ssh_driver.up(record) == 130
     lines = capsys.readouterr().out.splitlines()
     assert "[0] saved" in lines and "[1] saved" in lines
-
-
-def test_status_of_a_run_that_has_ended(machines, capsys):
-    record = machines()
-    ssh_driver.up(record)
-    capsys.readouterr()
-    ssh_driver.status(record)
-    assert capsys.readouterr().out.splitlines() == ["user@one: ended", "user@two:2201/10.0.0.2: ended"]
-    assert json.loads((run_record.RUNS / "mine/launch.json").read_text())["target"] == "ssh"
