@@ -140,19 +140,17 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         stream = Storage("s3://bucket/runs/drill/stream", env=server.env)
 
         def of(attempt: str, place: Storage) -> dict[str, int]:
-            """Sizes of the objects of an attempt by name."""
-            sizes = {}
-            for key, size in place.list():
-                parts = key.split("/")
-                if any(part.startswith(attempt) for part in parts[:-1]):
-                    sizes[parts[-1]] = size
-            return sizes
+            """The objects of an attempt, and their sizes."""
+            return {key: size for key, size in place.list() if f"/{attempt}" in f"/{key}"}
+
+        def names() -> set[str]:
+            """What the newer attempt has in the store, by the parts of its keys."""
+            return set("/".join([*of("2-", store), *of("2-", stream)]).split("/"))
 
         pushed = of("1-", stream)
         ended = time.monotonic()
-        wanted = {"metrics.jsonl", "launch.log", "nodes.jsonl"}
-        while "manifest.json" not in of("2-", store) or not wanted <= set(of("2-", stream)):
-            assert time.monotonic() - ended < 120, (of("2-", store), of("2-", stream), newer.tail())
+        while not names() >= {"manifest.json", "metrics.jsonl", "launch.log", "nodes.jsonl"}:
+            assert time.monotonic() - ended < 120, (names(), newer.tail())
             time.sleep(0.2)
         assert pushed and of("1-", stream) == pushed, "fenced: silent"
         kill(newer, "trainer.node")
