@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import bucket_access, launch_checks, shared_record, status
+from recipes.drivers import status
 from recipes.presets import get, resolve
 from recipes.recipe.spec import override
 from recipes.records import run_record
@@ -28,16 +29,6 @@ SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 SPOT = ["up", SEVEN, "--target", "skypilot-runpod", "--bucket", "s3://mine", "--run-id", "mine"]
 ON_DEMAND = [*SPOT, "--set", "cluster.spot=never"]
 JOB = {"job_id": 1, "job_name": "mine", "status": "RUNNING", "recovery_count": 0}
-
-
-@pytest.fixture(autouse=True)
-def bucket(elsewhere, monkeypatch):
-    """Amazon's keys, and a bucket that nobody asks."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    monkeypatch.setattr(bucket_access, "probe_bucket", lambda *a: None)
-    monkeypatch.setattr(shared_record, "publish_manifest", lambda *a: None)  # its bucket is nobody's
-    monkeypatch.setattr(launch_checks, "earlier_launch", lambda *a: None)
 
 
 def sky(tmp_path, monkeypatch, launch="exit 0", jobs="", clusters="", name="sky"):
