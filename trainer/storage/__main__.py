@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage, probe_store
 from trainer.storage.stores import QUICK
-from trainer.storage.transfer import download, fetch_whole_folder, format_size, upload
+from trainer.storage.transfer import MIB, download, fetch_whole_folder, upload
 from trainer.system.exit_codes import exit_code
 
 MOST_SHOWN = 4 << 20
@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> None:
         case ["cp" | "send" | "fetch" as how, source, target]:
             began = time.monotonic()
             count, moved = copy_files(how, source, target)
-            print(f"{count} files, {format_size(moved)} in {time.monotonic() - began:.0f} s")
+            print(f"{count} files, {moved / MIB:,.1f} MiB in {time.monotonic() - began:.0f} s")
         case ["ls", url]:
             for key, count in Storage(url).list():
                 print(f"{count:>14} {key}")

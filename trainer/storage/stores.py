@@ -152,12 +152,9 @@ def _s3_keys(env: Mapping[str, str]) -> dict[str, Any]:
     """Credentials as boto finds them: variables, then the profile of the shared file, else the instance's
     role."""
     keys: dict[str, Any] = {"region": env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"}
-    if env.get("AWS_ACCESS_KEY_ID"):
-        keys |= {
-            "access_key_id": env["AWS_ACCESS_KEY_ID"],
-            "secret_access_key": env.get("AWS_SECRET_ACCESS_KEY", ""),
-        }
-        return keys | ({"session_token": env["AWS_SESSION_TOKEN"]} if env.get("AWS_SESSION_TOKEN") else {})
+    if own := _own_keys(env, "AWS"):
+        token = env.get("AWS_SESSION_TOKEN")
+        return keys | own | ({"session_token": token} if token else {})
     path = Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws/credentials").expanduser()
     return keys | _profile(path, env.get("AWS_PROFILE") or "default")
 
@@ -167,18 +164,11 @@ def _r2(env: Mapping[str, str], url: str) -> tuple[str, dict[str, Any]]:
     home = Path.home() / ".cloudflare"
     account_file = home / "accountid"
     account = env.get("R2_ACCOUNT_ID") or (account_file.read_text().strip() if account_file.is_file() else "")
-    endpoint = env.get("R2_ENDPOINT_URL") or (
-        f"https://{account}.r2.cloudflarestorage.com" if account else ""
-    )
+    usual = f"https://{account}.r2.cloudflarestorage.com" if account else ""
+    endpoint = env.get("R2_ENDPOINT_URL") or usual
     if not endpoint:
         raise ConfigError(f"{url}: set R2_ENDPOINT_URL or R2_ACCOUNT_ID, or write ~/.cloudflare/accountid")
-    if env.get("R2_ACCESS_KEY_ID"):
-        keys = {
-            "access_key_id": env["R2_ACCESS_KEY_ID"],
-            "secret_access_key": env.get("R2_SECRET_ACCESS_KEY", ""),
-        }
-    else:
-        keys = _profile(home / "r2.credentials", "r2")
+    keys = _own_keys(env, "R2") or _profile(home / "r2.credentials", "r2")
     if not keys:
         raise ConfigError(
             f"{url}: set R2_ACCESS_KEY_ID and R2_SECRET_ACCESS_KEY, or write {home}/r2.credentials"
@@ -186,15 +176,16 @@ def _r2(env: Mapping[str, str], url: str) -> tuple[str, dict[str, Any]]:
     return endpoint, keys | {"region": "auto"}
 
 
+def _own_keys(env: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    key, secret = env.get(f"{prefix}_ACCESS_KEY_ID"), env.get(f"{prefix}_SECRET_ACCESS_KEY", "")
+    return {"access_key_id": key, "secret_access_key": secret} if key else {}
+
+
 def _profile(path: Path, name: str) -> dict[str, Any]:
     parser = configparser.ConfigParser()
     parser.read(path)
-    if not parser.has_section(name):
-        return {}
-    section = parser[name]
-    keys = {
-        "access_key_id": section.get("aws_access_key_id"),
-        "secret_access_key": section.get("aws_secret_access_key"),
-    }
-    token = section.get("aws_session_token")
-    return {key: value for key, value in (keys | {"session_token": token}).items() if value}
+    section = parser[name] if parser.has_section(name) else {}
+    pairs = (
+        (key, section.get(f"aws_{key}")) for key in ("access_key_id", "secret_access_key", "session_token")
+    )
+    return {key: value for key, value in pairs if value}

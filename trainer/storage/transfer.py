@@ -16,6 +16,7 @@ from trainer.config.never_sent import is_secret
 from trainer.storage.storage import Storage
 from trainer.system.contained_path import inside
 
+MIB = 1 << 20
 TELL_S = 10.0
 """Seconds between two lines."""
 
@@ -35,19 +36,10 @@ def progress_of(what: str, total: int) -> Callable[[int], None]:
         printed = now
         rate = done / (now - began)
         left = f"{(total - done) / rate:.0f} s left" if rate else "no end in sight"
-        line = f"{what}: {format_size(done)} of {format_size(total)}, {format_size(rate)}/s, {left}"
+        line = f"{what}: {done / MIB:,.1f} of {total / MIB:,.1f} MiB, {rate / MIB:,.1f} MiB/s, {left}"
         print(line, file=sys.stderr, flush=True)
 
     return moved
-
-
-def format_size(count: float) -> str:
-    """Bytes in a unit that fits."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 LAST = ("config.json", "manifest.json")
