@@ -175,9 +175,9 @@ class Runner:
         """All that is known so far: the checks write figures themselves (tests/gpu/conftest.py)."""
         return json.loads(self.path.read_text()) if self.path.exists() else {"figures": {}}
 
-    def write(self, found: dict[str, Any]) -> None:
+    def write(self, report: dict[str, Any]) -> None:
         """Keeps what is known."""
-        write_whole(self.path, f"{json.dumps(found, indent=1)}\n".encode())
+        write_whole(self.path, f"{json.dumps(report, indent=1)}\n".encode())
 
     def end(self, check: Check, outcome: str, seconds: float) -> None:
         """Adds how a check ended, writes the page, and copies both into the bucket, where there is one. A
@@ -226,14 +226,14 @@ class Runner:
         scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
         if code or not scores:
             return "failed"
-        found = self.found()
-        for what, value, unit in (
+        report = self.found()
+        for title, value, unit in (
             ("held-out accuracy before", scores[0], ""),
             ("held-out accuracy after", scores[-1], ""),
             ("last step", lines[-1]["time/step_s"], "s"),
         ):
-            found["figures"][f"demo: {what}"] = {"value": float(f"{value:.4g}"), "unit": unit}
-        self.write(found)
+            report["figures"][f"demo: {title}"] = {"value": float(f"{value:.4g}"), "unit": unit}
+        self.write(report)
         return "passed" if scores[-1] > scores[0] + LEARNED else "failed"
 
     def process(
@@ -265,9 +265,9 @@ def end_with_children(process: subprocess.Popen) -> None:
     import psutil
 
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in family:
+    for member in family:
         try:
-            one.kill()
+            member.kill()
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(family, timeout=10)
@@ -283,13 +283,13 @@ def chosen_checks(names: str, config: RunConfig) -> list[Check]:
             raise configuration.ConfigError(f"no check is called {name}: choose among {', '.join(known)}")
 
     place = config.placement
-    found = []
+    chosen = []
     for check in CHECKS:
         enough_gpus = check.gpus <= place.workers_per_node
         of_several_nodes = place.nodes == 1 or check.name == DEMO
         if check.name in wanted and of_several_nodes and enough_gpus:
-            found.append(check)
-    return found
+            chosen.append(check)
+    return chosen
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -53,8 +53,8 @@ def cheaper_changes(
     if offer := next(elsewhere, None):  # a cloud that cannot be driven from here as it is
         needs = TARGETS[offer.target].needs or choice.missing_here(offer.target)
         but = f"{offer.gpu} {cost.market_of(offer.spot)}; needs {needs}"
-        what = "spot elsewhere" if offer.spot else "another cloud"
-        changes.append(CheaperChange(what, f"--target {offer.target}", offer.hours, offer.usd, but))
+        kind = "spot elsewhere" if offer.spot else "another cloud"
+        changes.append(CheaperChange(kind, f"--target {offer.target}", offer.hours, offer.usd, but))
     now = _cost(taken)
     return sorted((change for change in changes if _cost(change) <= WORTH * now), key=_cost)
 

@@ -18,7 +18,7 @@ def driven_targets(recipe: Recipe) -> list[str]:
         if not can.needs or (prices.sky_catalogs() / can.cloud).is_dir():
             able.append(target)
     ready = [target for target in able if not missing_here(target)]
-    for_rent = [one for one in ready if TARGETS[one].sold and not TARGETS[one].chooses]
+    for_rent = [name for name in ready if TARGETS[name].sold and not TARGETS[name].chooses]
     return ready if for_rent else able
 
 

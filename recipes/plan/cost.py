@@ -139,7 +139,7 @@ def offers(
     it was measured; None: the target's."""
     if recipe.kind != "train":
         return []
-    found, recipe = [], with_resources(recipe)
+    priced, recipe = [], with_resources(recipe)
     most = recipe.budget.max_hourly_usd or math.inf
     for target, gpu, need, row in possible_places(recipe, catalogs, targets):
         can = TARGETS[target]
@@ -154,14 +154,14 @@ def offers(
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, stretch))
-    return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
+            priced.append(_offer(recipe, target, gpu, spot, hourly, step, need, stretch))
+    return sorted(priced, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
 def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> list[tuple[float, str, bool]]:
     """(Dollars per node and hour, GPU, spot) of what the target may rent and has a known price; cheapest
     first."""
-    found = []
+    prices = []
     for name in target_members(recipe, target):
         for gpu in TARGETS[name].gpus_for(recipe) if recipe.cluster.gpus_per_node else []:
             row = gpu_row(recipe, name, gpu, catalogs)
@@ -170,8 +170,8 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
             for spot in markets(recipe, name):
                 usd = row.spot if spot else row.on_demand
                 if usd is not None:
-                    found.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
-    return sorted(found)
+                    prices.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
+    return sorted(prices)
 
 
 def rented_usd(
@@ -323,15 +323,15 @@ class HourlyPrice:
 
 def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[HourlyPrice]:
     """Every target's known prices, cheapest first."""
-    found = []
+    priced = []
     for target in targets:
         if target_named(target).chooses:  # it chooses among the others
             continue
         for usd, gpu, spot in node_prices(recipe, target, catalogs):
             hourly = usd * recipe.cluster.nodes
             most = hourly * recipe.budget.max_hours if recipe.kind == "check" else None
-            found.append(HourlyPrice(hourly, target, gpu, spot, most))
-    return sorted(found, key=lambda one: (one.usd, one.target, one.gpu, one.spot))
+            priced.append(HourlyPrice(hourly, target, gpu, spot, most))
+    return sorted(priced, key=lambda price: (price.usd, price.target, price.gpu, price.spot))
 
 
 def cheapest_machines(sampling: Recipe, target: str, catalogs: Path | None = None) -> HourlyPrice | None:
@@ -353,12 +353,12 @@ def cheapest_machines(sampling: Recipe, target: str, catalogs: Path | None = Non
 def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[str]:
     """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
     recipe = with_resources(recipe)
-    asked = recipe.cluster.memory_gib
+    wanted_gib = recipe.cluster.memory_gib
     lines = []
     for target, gpu, _, row in possible_places(recipe, catalogs, targets):
         if row and lacks_ram(recipe, row):
             lines.append(
                 f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU,"
-                f" {asked} GiB are asked for per node"
+                f" {wanted_gib} GiB are asked for per node"
             )
     return lines

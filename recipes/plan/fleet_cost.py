@@ -258,8 +258,8 @@ class Fleets:
 
     def beaten_by(self, row: FleetRow) -> FleetRow | None:
         """A run without workers that is as fast and costs as little; then the workers are a loss."""
-        better = [one for one in self.colocated if one.step_s <= row.step_s and one.usd <= row.usd]
-        return min(better, key=lambda one: one.usd, default=None)
+        better = [run for run in self.colocated if run.step_s <= row.step_s and run.usd <= row.usd]
+        return min(better, key=lambda run: run.usd, default=None)
 
     def taken(self, hours: float, usd: float) -> FleetRow | None:
         """The cheapest run that is no loss and is expected to keep the limits; with few steps ahead, where
@@ -275,9 +275,9 @@ class Fleets:
         """The same machines with the unit that is quickest, the largest of those within a hundredth; None
         where that saves less than a twentieth of a step."""
         machines = (row.offer, row.worker, row.count, row.ahead)
-        same = [one for one in self.tried if (one.offer, one.worker, one.count, one.ahead) == machines]
-        most_s = 1.01 * min(one.step_s for one in same)
-        best = max((one for one in same if one.step_s <= most_s), key=lambda one: one.unit_prompts)
+        same = [run for run in self.tried if (run.offer, run.worker, run.count, run.ahead) == machines]
+        most_s = 1.01 * min(run.step_s for run in same)
+        best = max((run for run in same if run.step_s <= most_s), key=lambda run: run.unit_prompts)
         return best if best.step_s < 0.95 * row.step_s else None
 
 

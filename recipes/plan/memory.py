@@ -167,19 +167,19 @@ def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: flo
     if config.rollout.tensor_parallel > 1:
         parts["NCCL's communicators"] = COMMUNICATORS
     cache = {"engine KV cache": max(0.0, engine_bytes - weights - ENGINE_WORKSPACE)}
-    found = [Phase("rollout", parts | cache)]
+    phases = [Phase("rollout", parts | cache)]
     if config.rollout.tensor_parallel > 1:
         del parts["engine workspace"]  # free, since nothing is decoded meanwhile
         parts["engine's graphs"] = ENGINE_ASLEEP
         group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
-        found.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
-    return found
+        phases.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
+    return phases
 
 
 def _of_own_workers(config: RunConfig, shape: Shape, weights: float, engine_bytes: float) -> list[Phase]:
     """Phases of those GPUs of the run's own nodes that sample while the others learn."""
-    found = _sampling(config, shape, weights, engine_bytes)
-    return [Phase(f"{OWN_WORKERS}' {phase.name}", phase.parts) for phase in found]
+    phases = _sampling(config, shape, weights, engine_bytes)
+    return [Phase(f"{OWN_WORKERS}' {phase.name}", phase.parts) for phase in phases]
 
 
 def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:

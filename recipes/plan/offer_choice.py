@@ -110,9 +110,9 @@ def choose_offer(
     """The cheapest offer (by expected dollars) that keeps both limits in SURE of its runs at the published
     end, and all as judged: no run on a GPU stands behind the plan's own range."""
     judged = [judge_offer(offer, deadline_h, budget_usd, published=True) for offer in offers]
-    for one in judged:
-        if one.kept >= SURE:
-            return one, judged
+    for candidate in judged:
+        if candidate.kept >= SURE:
+            return candidate, judged
     return None, judged
 
 

@@ -39,11 +39,11 @@ class Price:
 def price_snapshot() -> tuple[Price, ...]:
     """The prices in this repository."""
     rows = json.loads(SNAPSHOT.read_text())["rows"]
-    found = []
+    listed = []
     for row in rows:
         sizes = tuple(row.pop("sizes", ()))
-        found.append(Price(**row, sizes=sizes))
-    return tuple(found)
+        listed.append(Price(**row, sizes=sizes))
+    return tuple(listed)
 
 
 def gpu_price(
@@ -63,8 +63,8 @@ def gpu_price(
             break
     if catalogs is None:
         return known
-    asked = known or Price(cloud, gpu, variant or gpu, 0.0, None, "", "")
-    return from_catalog(asked, catalogs, count) or known
+    wanted = known or Price(cloud, gpu, variant or gpu, 0.0, None, "", "")
+    return from_catalog(wanted, catalogs, count) or known
 
 
 def sky_catalogs() -> Path:
@@ -117,15 +117,15 @@ def catalog_entry(
 
     regions: dict[str, dict[str, float]] = {}
     for column in ("Price", "SpotPrice"):
-        found: dict[str, float] = {}
+        lowest: dict[str, float] = {}
         for row in gpus:
             host = hosts.get(row["AvailabilityZone"])
             price_usd = _number(row, column)
             if not price_usd or (cloud == "gcp" and not (host and _number(host, column))):
                 continue
             usd = price_usd / size + (_number(host, column) if host else 0.0)
-            found[row["Region"]] = min(usd, found.get(row["Region"], usd))
-        regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
+            lowest[row["Region"]] = min(usd, lowest.get(row["Region"], usd))
+        regions[column] = dict(sorted(lowest.items(), key=lambda item: item[1]))
     most = max(_number(row, "MemoryGiB") for row in [*gpus, *hosts.values()])
     ram = most / size if most else None
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
@@ -156,13 +156,13 @@ def _number(row: Mapping[str, str], column: str) -> float:
 
 def from_catalog(known: Price, catalogs: Path, count: int = 0) -> Price | None:
     """A price as the catalog has it in the cheapest region of each market, for machines of `count` GPUs."""
-    found = catalog_entry(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
-    if found is None:
+    entry = catalog_entry(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
+    if entry is None:
         return None
-    on_demand = next(iter(found.regions["Price"].values()))
-    spot = next(iter(found.regions["SpotPrice"].values()), None)
-    source = f"SkyPilot catalog {found.path}"
-    return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, found.date, source, found.ram)
+    on_demand = next(iter(entry.regions["Price"].values()))
+    spot = next(iter(entry.regions["SpotPrice"].values()), None)
+    source = f"SkyPilot catalog {entry.path}"
+    return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, entry.date, source, entry.ram)
 
 
 def region_prices(
@@ -171,5 +171,5 @@ def region_prices(
     """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this
     machine."""
     known = gpu_price(cloud, gpu, None, variant)
-    found = catalog_entry(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs, count)
-    return found.regions["SpotPrice" if spot else "Price"] if found else {}
+    entry = catalog_entry(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs, count)
+    return entry.regions["SpotPrice" if spot else "Price"] if entry else {}

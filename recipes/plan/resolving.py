@@ -56,14 +56,14 @@ def possible_machines(recipe: Recipe, target: str) -> tuple[MachineChoice, ...]:
     before on-demand."""
     names = cost.target_members(recipe, target)
     expected = _expected_usd(recipe, names)
-    found = []
+    machines = []
     for name in names:
         for gpu in target_named(name).gpus_for(recipe) if recipe.cluster.gpus_per_node else [""]:
             listed = cost.listed_usd(recipe, name, gpu)
             for spot in cost.markets(recipe, name):
                 usd = expected.get((name, gpu, spot))
-                found.append(MachineChoice(name, gpu, spot, usd, listed))
-    return tuple(sorted(found, key=lambda one: (math.inf if one.usd is None else one.usd, not one.spot)))
+                machines.append(MachineChoice(name, gpu, spot, usd, listed))
+    return tuple(sorted(machines, key=lambda row: (math.inf if row.usd is None else row.usd, not row.spot)))
 
 
 def _expected_usd(recipe: Recipe, targets: list[str]) -> dict[tuple[str, str, bool], float]:

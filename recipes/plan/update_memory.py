@@ -65,9 +65,9 @@ def optimizer_step(config: RunConfig, shard: float, most: int) -> dict[str, floa
     return parts
 
 
-def peak_of(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+def peak_of(first: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     """The moment that needs more; the two do not coincide."""
-    return max(one, other, key=lambda parts: sum(parts.values()))
+    return max(first, other, key=lambda parts: sum(parts.values()))
 
 
 def _gradient_width(config: RunConfig) -> int:

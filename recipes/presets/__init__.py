@@ -46,11 +46,11 @@ def get(name: str) -> Recipe:
         validate(recipe)
         return recipe
     if name not in RECIPES:
-        near = [one for one in RECIPES if name and one.startswith(name)]
+        near = [known for known in RECIPES if name and known.startswith(name)]
         # A model's name is in several: GRPO is what this project is for, and it comes first.
-        held = [one for one in RECIPES if len(name) > 3 and name.lower() in one]
+        held = [known for known in RECIPES if len(name) > 3 and name.lower() in known]
         if held and not near:
-            held.sort(key=lambda one: not one.startswith("grpo"))
+            held.sort(key=lambda known: not known.startswith("grpo"))
             raise ConfigError(f"unknown recipe {name}: it is part of {', '.join(held[:6])}")
         if "/" in name and model_shapes.is_hub_id(name):
             raise ConfigError(

@@ -155,7 +155,7 @@ def pretrained_sft_lora() -> Recipe:
     return replace(recipe, config=with_parts(recipe.config, sft={"batch_size": 16, "epochs": 4}))
 
 
-def _by_adapter(recipe: Recipe, what: str, optimizer: dict[str, Any], max_steps: int) -> Recipe:
+def _by_adapter(recipe: Recipe, title: str, optimizer: dict[str, Any], max_steps: int) -> Recipe:
     """A recipe whose rows have solutions as supervised fine-tuning of an adapter."""
     name = f"{recipe.name}-sft-lora"
     config = with_parts(
@@ -169,7 +169,7 @@ def _by_adapter(recipe: Recipe, what: str, optimizer: dict[str, Any], max_steps:
     return replace(
         recipe,
         name=name,
-        description=f"SFT of {what} with a LoRA adapter under ZeRO-2, on this machine without a GPU",
+        description=f"SFT of {title} with a LoRA adapter under ZeRO-2, on this machine without a GPU",
         config=replace(config, method="sft"),
         targets=("local",),
     )

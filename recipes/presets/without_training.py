@@ -65,7 +65,7 @@ def _gpu_check() -> Recipe:
 def _serve() -> Recipe:
     """One GPU; `launch.py serve` takes as many as the model needs. On demand: a server that is taken away is
     gone."""
-    one = CLUSTERS["1x1"]
+    base = CLUSTERS["1x1"]
     return Recipe(
         name="serve",
         description="vLLM's server of a model",
@@ -76,7 +76,7 @@ def _serve() -> Recipe:
             data=Data(prompt_max_tokens=4096),
             rollout=Rollout(max_tokens=4096, gpu_memory_utilization=0.87),
         ),
-        cluster=Cluster(gpu=one.gpu, alternatives=one.alternatives, nodes=1, gpus_per_node=1, spot="never"),
+        cluster=Cluster(gpu=base.gpu, alternatives=base.alternatives, nodes=1, gpus_per_node=1, spot="never"),
         budget=Budget(max_hours=8, max_restarts=0),
         targets=("local", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
                  "skypilot-aws", "skypilot-lambda", "skypilot-nebius", "dstack-runpod", "dstack-gcp",

@@ -50,7 +50,7 @@ def expand_paths(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
 def from_here(arguments: list[str]) -> list[str]:
     """The arguments of `data` with absolute paths: `mine.jsonl=2`, `--images=imgs`, and what `--out` is to
     make."""
-    found = []
+    absolute = []
     for before, argument in pairwise(["", *arguments]):
         option, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
         path, equals, weight = value.rpartition("=")
@@ -60,8 +60,8 @@ def from_here(arguments: list[str]) -> list[str]:
         made = "--out" in (before, option) and path and "://" not in path
         if path and (made or Path(path).exists()):
             argument = f"{option}{'=' if option else ''}{Path(path).absolute()}{equals}{weight}"
-        found.append(argument)
-    return found
+        absolute.append(argument)
+    return absolute
 
 
 def _absolute(assignment: str) -> str:
@@ -165,14 +165,14 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
 
 def flatten(values: dict[Any, Any], above: str = "") -> list[str]:
     """`{a: {b: c}}` as `a.b=c`; values are JSON, which is YAML too."""
-    found: list[str] = []
+    settings: list[str] = []
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, dict):
-            found += flatten(value, f"{path}.")
+            settings += flatten(value, f"{path}.")
         else:
-            found.append(f"{path}={json.dumps(value, default=str)}")
-    return found
+            settings.append(f"{path}={json.dumps(value, default=str)}")
+    return settings
 
 
 def from_python(reference: str) -> Recipe:

@@ -87,8 +87,8 @@ class SampleGroup(Cluster):
 
     def engine_gpus(self, wanted: int) -> int:
         """GPUs of one engine, where an engine of the run has `wanted`; ranks of one on CPU."""
-        there = min(wanted, self.gpus_per_node) if self.gpus_per_node else wanted
-        return self.tensor_parallel or there
+        available = min(wanted, self.gpus_per_node) if self.gpus_per_node else wanted
+        return self.tensor_parallel or available
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def keep_limits(
         )
     lines = [f"no offer keeps the limits in {SURE:.0%} of {RUNS} simulated runs: no price is known"]
     if judged:
-        nearest = min(judged, key=lambda one: _excess(one, hours, usd))
+        nearest = min(judged, key=lambda offer: _excess(offer, hours, usd))
         lines[0] = lines[0].replace("no price is known", f"the nearest is {nearest.name}, {_takes(nearest)}")
     for nodes in (recipe.cluster.nodes * factor for factor in FACTORS):
         change = f"cluster.nodes={nodes:g}"
@@ -67,8 +67,8 @@ def _gives_up(chosen: JudgedOffer, judged: list[JudgedOffer]) -> list[str]:
     """What other offers had that the chosen one has not: more speed, or fewer dollars."""
     lines = []
     hours, usd = chosen.offer.hours, chosen.offer.usd or 0.0
-    fast = min(judged, key=lambda one: one.offer.hours)
-    cheap = min(judged, key=lambda one: one.offer.usd or 0.0)
+    fast = min(judged, key=lambda each: each.offer.hours)
+    cheap = min(judged, key=lambda each: each.offer.usd or 0.0)
     if fast.offer.hours < hours:
         more = (fast.offer.usd or 0.0) - usd
         lines.append(

@@ -171,7 +171,7 @@ def make_plan(
     price = f"no price is known of {target or 'its machines'}"
     if shown:
         price = f"{shown.target}, {shown.gpu} {shown.market}: {likely_range(shown)}"
-    elif rate := next((one for one in per_hour if one.target in targets), None):
+    elif rate := next((row for row in per_hour if row.target in targets), None):
         price = f"${rate.usd:.2f} an hour on {rate.target}"
     verdict = _verdict(recipe, need, shown, price, limits)
     if problem:

@@ -128,9 +128,9 @@ def _hourly(facts: PlanFacts, console: Console, most: int) -> None:
     console.print()
     check = facts.hourly[0].most_usd is not None
     rows = []
-    for one in facts.hourly[:most]:
-        limit = [] if one.most_usd is None else [f"{one.most_usd:.2f}"]
-        rows.append((one.target, one.gpu, cost.market_of(one.spot), f"{one.usd:.2f}", *limit))
+    for price in facts.hourly[:most]:
+        limit = [] if price.most_usd is None else [f"{price.most_usd:.2f}"]
+        rows.append((price.target, price.gpu, cost.market_of(price.spot), f"{price.usd:.2f}", *limit))
     show_table(console, ("", "GPU", "market", "$/hour", *(["$ at most"] if check else [])), rows, words=3)
     if check:
         console.print("at most: for its checks; start and set-up come on top")
@@ -139,12 +139,12 @@ def _hourly(facts: PlanFacts, console: Console, most: int) -> None:
 def _cheaper(facts: PlanFacts, console: Console, most: int) -> None:
     console.print("\ncheaper, beside the run as it is planned:", style="bold")
     rows = []
-    for one in facts.cheaper[:most]:
+    for way in facts.cheaper[:most]:
         now = facts.taken
         assert now is not None
-        share = one.hours / now.hours if one.usd is None or not now.usd else one.usd / now.usd
+        share = way.hours / now.hours if way.usd is None or not now.usd else way.usd / now.usd
         rows.append(
-            (one.what, f"{share - 1:+.0%} {'h' if one.usd is None else '$'}", f"{one.change}: {one.but}")
+            (way.what, f"{share - 1:+.0%} {'h' if way.usd is None else '$'}", f"{way.change}: {way.but}")
         )
     show_table(console, ("", "", ""), rows, words=1, last_is_words=True)
 
@@ -156,7 +156,7 @@ def _assumed(facts: PlanFacts, console: Console, whole: bool) -> None:
     show_lines(console, facts.assumptions, indent="  ", whole=whole)
     if whole:
         show_lines(console, facts.remarks, whole=True)
-        show_lines(console, (f"expected: {one}" for one in facts.expected), whole=True)
+        show_lines(console, (f"expected: {band}" for band in facts.expected), whole=True)
         if facts.not_promised:
             console.print(Text(f"not promised: {facts.not_promised}"))
         return

@@ -81,21 +81,21 @@ class ListedRecipe:
 def show_list(console: Console, model: str = "") -> None:
     """Every recipe on one line, by purpose. model: only those of models with this in their name. Raises
     ConfigError where there is none."""
-    found = [one for one in listed_recipes() if model.lower() in one.path.lower()]
-    if not found:
+    listed = [recipe for recipe in listed_recipes() if model.lower() in recipe.path.lower()]
+    if not listed:
         raise ConfigError(
             f"no recipe trains a model called {model}: give one of {architectures.family_titles()} to any"
             " recipe, as --set model.path=OWNER/NAME"
         )
-    widths = [max(len(getattr(one, key)) for one in found) for key in ("name", "model", "gpus")]
+    widths = [max(len(getattr(recipe, key)) for recipe in listed) for key in ("name", "model", "gpus")]
     head = f"{'':{widths[0]}}  {'model':{widths[1]}}  {'GPUs':{widths[2]}}  {'hours':>6}  {'$':>5}"
     console.print(f"{head}  {'steps':>6}  where", style="dim", soft_wrap=True)
     for purpose in PURPOSES:
-        of_purpose = [one for one in found if one.purpose == purpose]
+        of_purpose = [recipe for recipe in listed if recipe.purpose == purpose]
         if of_purpose:
             console.print(f"[bold]{purpose}[/bold]", highlight=False)
-        for one in of_purpose:
-            console.print(escape(_line(one, widths)), highlight=False, soft_wrap=True)
+        for recipe in of_purpose:
+            console.print(escape(_line(recipe, widths)), highlight=False, soft_wrap=True)
     legend = ", ".join(f"{letter} {place}" for letter, (place, _) in PLACES.items())
     console.print(
         f"\n{legend}.\nHours and dollars are likely ones, of the offer that `up` takes.\n"
@@ -106,13 +106,13 @@ def show_list(console: Console, model: str = "") -> None:
     )
 
 
-def _line(one: ListedRecipe, widths: list[int]) -> str:
-    hours = "-" if one.hours is None else f"{one.hours:.1f}"
-    usd = "-" if one.usd is None else f"{one.usd:,.0f}"
-    steps = "-" if one.steps is None else f"{one.steps:,}"
+def _line(recipe: ListedRecipe, widths: list[int]) -> str:
+    hours = "-" if recipe.hours is None else f"{recipe.hours:.1f}"
+    usd = "-" if recipe.usd is None else f"{recipe.usd:,.0f}"
+    steps = "-" if recipe.steps is None else f"{recipe.steps:,}"
     name, model, gpus = widths
-    words = f"{one.name:{name}}  {one.model:{model}}  {one.gpus:{gpus}}"
-    return f"{words}  {hours:>6}  {usd:>5}  {steps:>6}  {one.where}"
+    words = f"{recipe.name:{name}}  {recipe.model:{model}}  {recipe.gpus:{gpus}}"
+    return f"{words}  {hours:>6}  {usd:>5}  {steps:>6}  {recipe.where}"
 
 
 def listed_recipes() -> list[ListedRecipe]:
@@ -132,22 +132,22 @@ def listed_recipes() -> list[ListedRecipe]:
 
 def figure_sources(root: Path = ROOT) -> list[Path]:
     """Every file that decides a figure of the list, in one order."""
-    found = []
+    paths = []
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*")):
             inside = path.relative_to(root).as_posix()
             if path.suffix in SUFFIXES and not inside.startswith(NOT_SOURCES):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def sources_hash(root: Path = ROOT) -> str:
     """Changes with the name or content of any of them."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for path in figure_sources(root):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        found.update(f"{path.relative_to(root)} {content}\n".encode())
-    return found.hexdigest()
+        total.update(f"{path.relative_to(root)} {content}\n".encode())
+    return total.hexdigest()
 
 
 def likely_offer(recipe: Recipe) -> PlannedOffer | None:
@@ -166,11 +166,11 @@ def desk_state() -> str:
     long the starts of earlier runs took."""
     from recipes.plan import keys, prices
 
-    found = keys.desk_state()
+    facts = keys.desk_state()
     for path in (*sorted(prices.sky_catalogs().glob("*/vms.csv")), Path("runs")):
         if path.exists():
-            found.append(f"{path} {path.stat().st_mtime_ns}")
-    return "\n".join(found)
+            facts.append(f"{path} {path.stat().st_mtime_ns}")
+    return "\n".join(facts)
 
 
 def planned_recipes() -> list[ListedRecipe]:
@@ -179,11 +179,11 @@ def planned_recipes() -> list[ListedRecipe]:
     from recipes.platforms.targets import targets_for
     from recipes.presets import RECIPES, get
 
-    found = []
+    planned = []
     for name in RECIPES:
         recipe = get(name)
         likely = likely_offer(recipe)
-        found.append(
+        planned.append(
             ListedRecipe(
                 name=name,
                 purpose=recipe_purpose(recipe),
@@ -196,7 +196,7 @@ def planned_recipes() -> list[ListedRecipe]:
                 where=_where(targets_for(recipe)),
             )
         )
-    return found
+    return planned
 
 
 def recipe_purpose(recipe: Recipe) -> str:

@@ -38,7 +38,7 @@ for elements in (9 << 20, 12 << 20, 9 << 20):
     memory.lock_behind()
     copy = memory.like("a", states).copy_(states, non_blocking=True)
     torch.cuda.synchronize()
-    assert torch.equal(copy, states.cpu()) and not memory._told
+    assert torch.equal(copy, states.cpu()) and not memory._warned
     memory.like("a", states[1:])  # the first one's memory goes
 """
 

@@ -138,18 +138,18 @@ def _refuse_other_model(
             f"{cannot}: the teacher at {config.algorithm.teacher} is not the one that the checkpoint learned"
             " from: set algorithm.teacher back, or choose another run.id"
         )
-    mine, recorded = config.model.path, manifest["config"].get("model.path", "")
-    if mine == recorded:
+    model, recorded = config.model.path, manifest["config"].get("model.path", "")
+    if model == recorded:
         return
     theirs = manifest.get("model_fingerprint", "")
     if theirs:
         same = hub.model_fingerprint(config) == theirs
     else:  # written before models had fingerprints
-        same = Path(mine).is_dir() and PurePath(recorded).is_absolute()
+        same = Path(model).is_dir() and PurePath(recorded).is_absolute()
         if same:
-            say(f"the checkpoint does not say what its model at {recorded} held: {mine} is taken for it")
+            say(f"the checkpoint does not say what its model at {recorded} held: {model} is taken for it")
     if not same:
         raise ConfigError(
-            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained"
+            f"{cannot}: the model at {model} is not the one at {recorded} that the checkpoint was trained"
             " from: set model.path back, or choose another run.id"
         )

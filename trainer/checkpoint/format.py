@@ -299,11 +299,11 @@ class RangedShard:
             raise CorruptCheckpoint(f"{self.name} has {self.size} bytes, and [{start}, {stop}) is asked for")
         wanted = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
         with self._lock:
-            mine = {number: Future() for number in wanted if number not in self._blocks}
-            self._blocks |= mine
+            claimed = {number: Future() for number in wanted if number not in self._blocks}
+            self._blocks |= claimed
             blocks = [self._blocks[number] for number in wanted]
-        if mine:
-            self._fetch(mine)
+        if claimed:
+            self._fetch(claimed)
         whole = b"".join(block.result() for block in blocks)
 
         with self._lock:

@@ -148,12 +148,12 @@ def _copy_rest(model: Path, out: Path) -> None:
     for folder, folders, names in os.walk(model, followlinks=True):
         left_out = ignored(folder, [*folders, *names])
         folders[:] = [name for name in folders if name not in left_out]
-        there = out / Path(folder).relative_to(model)
+        copy = out / Path(folder).relative_to(model)
         for name in folders:
-            (there / name).mkdir()
+            (copy / name).mkdir()
         for name in names:
             if name not in left_out:
-                shutil.copy2(Path(folder) / name, there / name)
+                shutil.copy2(Path(folder) / name, copy / name)
 
 
 def _experts(model: Path) -> expert_files.Layout:

@@ -87,10 +87,10 @@ class StoreCommits:
         """Starts to commit a step whose files every rank has sent. records: of these."""
         self._commit = self._submit(self._store, step, records)
 
-    def push(self, found: FoundCheckpoint) -> None:
+    def push(self, local: FoundCheckpoint) -> None:
         """Starts to send and commit a checkpoint that an earlier process left on this disk alone: the ranks
         of this one cannot send it."""
-        self._commit = self._submit(self._push, found)
+        self._commit = self._submit(self._push, local)
 
     def withdraw(self, steps: set[int]) -> None:
         self._submit(self._retention.withdraw, self._storage, steps)
@@ -114,9 +114,9 @@ class StoreCommits:
         manifest = manifests_here(folder)[step]
         self._send(step, folder / step_name(step), manifest, {record.name for record in records})
 
-    def _push(self, found: FoundCheckpoint) -> None:
-        self._send(found.step, Path(found.directory), found.manifest, set())
-        self._place.say(f"step {found.step} had been committed locally only; the store has it now")
+    def _push(self, local: FoundCheckpoint) -> None:
+        self._send(local.step, Path(local.directory), local.manifest, set())
+        self._place.say(f"step {local.step} had been committed locally only; the store has it now")
 
     def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
         """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
@@ -144,11 +144,11 @@ class StoreCommits:
             record = upload_file(self._storage, folder, inside, FileRecord(**entry))
             if not record.uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
-        there = dict(self._storage.list(inside))
+        stored = dict(self._storage.list(inside))
         for entry in manifest["files"]:
             key = f"{inside}/{entry['name']}"
             # A listing may lag behind the store, so a file that it lacks is asked for by itself.
-            if there.get(key) != entry["bytes"] and self._storage.size(key) != entry["bytes"]:
+            if stored.get(key) != entry["bytes"] and self._storage.size(key) != entry["bytes"]:
                 raise StorageError(
                     f"step {step} is committed locally only: {entry['name']} is not whole in the store"
                 )
@@ -206,7 +206,7 @@ class Checkpoints:
         if config.teaches:
             self._about["teacher_fingerprint"] = hub.model_fingerprint(of_teacher(config))
         self._files: DriverFiles | None = None
-        self._found: FoundCheckpoint | None = None
+        self._usable: FoundCheckpoint | None = None
         self._stale: list[int] = []
         """Steps of checkpoints that were passed over on resume; what follows replaces them."""
 
@@ -369,8 +369,8 @@ class Checkpoints:
             return None
         progress.uploading = progress.committed
         # The process before this one wrote it, so its ranks cannot send it.
-        if self._found is not None and self._found.step == progress.committed:
-            self._store.push(self._found)
+        if self._usable is not None and self._usable.step == progress.committed:
+            self._store.push(self._usable)
             return None
         return progress.uploading
 
@@ -406,26 +406,26 @@ class Checkpoints:
         if progress.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
         data = self._about["data_fingerprint"]
-        found, self._stale = find_checkpoint(config, data, place.storage, before, place.say, place.past)
-        if found is not None:
-            self._found = found
-            self.schedule.last_begun = found.step
-            self.schedule.checkpoint_bytes = found.manifest["bytes"]
-            progress.committed = progress.resumed_from = found.step
-            progress.stored = found.step if found.url else 0
-            self.retention.resumed(found.step, committed=bool(found.url) or not progress.has_store)
+        usable, self._stale = find_checkpoint(config, data, place.storage, before, place.say, place.past)
+        if usable is not None:
+            self._usable = usable
+            self.schedule.last_begun = usable.step
+            self.schedule.checkpoint_bytes = usable.manifest["bytes"]
+            progress.committed = progress.resumed_from = usable.step
+            progress.stored = usable.step if usable.url else 0
+            self.retention.resumed(usable.step, committed=bool(usable.url) or not progress.has_store)
             self.to_send()
-        return found
+        return usable
 
     def restore(
         self, load: Callable[[FoundCheckpoint], T], first: FoundCheckpoint | None = None
     ) -> tuple[FoundCheckpoint, T] | None:
         """Loads `first` or what `find` finds, an older one on CorruptCheckpoint. None: from scratch."""
-        found = first or self.find()
-        while found is not None:
+        source = first or self.find()
+        while source is not None:
             try:
-                return found, load(found)
+                return source, load(source)
             except CorruptCheckpoint as error:
                 self.place.say(f"{error}; falling back to the checkpoint before")
-                found = self.find(found.step)
+                source = self.find(source.step)
         return None

@@ -176,8 +176,8 @@ def manifests_there(
 ) -> tuple[Manifests, dict[str, int]]:
     """The committed checkpoints of a store that count, of each step the newest attempt's; and {key: bytes} of
     everything there."""
-    found, sizes = every_manifest(storage, seal)
-    return newest_of_each({key: manifest for key, manifest in found.items() if counts(*key)}), sizes
+    manifests, sizes = every_manifest(storage, seal)
+    return newest_of_each({key: manifest for key, manifest in manifests.items() if counts(*key)}), sizes
 
 
 def every_manifest(

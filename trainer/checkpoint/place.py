@@ -317,20 +317,20 @@ class Retention:
         """Drops local checkpoints that need not stay, that do not count, and what no manifest ever
         followed."""
         place, progress = self._place, self._progress
-        mine = {}
+        own = {}
         left_behind = set()
         theirs = set()
         for step, manifest in manifests_here(place.folder).items():
             if manifest["run_id"] != place.config.run_id:
                 theirs.add(step)
             elif place.counts(step, manifest.get("attempt", "")):
-                mine[step] = manifest
+                own[step] = manifest
             else:
                 left_behind.add(step)
 
         wanted = self._keep(self._settings.keep_last)
-        keep = steps_to_keep(mine, wanted, max(progress.safe, progress.resumed_from)) | theirs | progress.busy
-        newest = max(mine, default=0)
+        keep = steps_to_keep(own, wanted, max(progress.safe, progress.resumed_from)) | theirs | progress.busy
+        newest = max(own, default=0)
         for path in place.folder.glob("step-*"):
             step = step_of(path.name)
             if step is not None and step not in keep and (step <= newest or step in left_behind):
@@ -341,15 +341,15 @@ class Retention:
         with a key nothing goes for a checkpoint that a stranger wrote."""
         place, counts = self._place, self._place.counts
         with tidying("older checkpoints", place.say):
-            found, sizes = every_manifest(storage, place.seal)
-            mine = {}
+            manifests, sizes = every_manifest(storage, place.seal)
+            own = {}
             theirs = set()
-            for key, manifest in found.items():
+            for key, manifest in manifests.items():
                 if manifest["run_id"] != place.config.run_id:
                     theirs.add(key)
                 elif counts(*key):
-                    mine[key] = manifest
-            newest_of_step = newest_of_each(mine)
+                    own[key] = manifest
+            newest_of_step = newest_of_each(own)
             foreign_steps = {step for step, _ in theirs} - newest_of_step.keys()
             newest = max(newest_of_step, default=0)
             keep = steps_to_keep(newest_of_step, self._keep(self._settings.keep_last_remote), newest)
@@ -357,7 +357,7 @@ class Retention:
             folders: dict[CheckpointKey, list[str]] = {}
             for match in filter(None, map(OBJECT.fullmatch, sizes)):
                 folder = (step_of(match[1]) or 0, match[2] or "")
-                if _is_own(match[3], found.get(folder)):
+                if _is_own(match[3], manifests.get(folder)):
                     folders.setdefault(folder, []).append(match[0])
             for (step, attempt), keys in folders.items():
                 stays = step in keep and attempt == newest_of_step[step].get("attempt", "")
@@ -391,9 +391,9 @@ def _delete_checkpoint(storage: Storage, place: CheckpointPlace, keys: Collectio
 
 
 @contextmanager
-def tidying(what: str, say: Callable[[str], Any]) -> Generator[None]:
+def tidying(objects: str, say: Callable[[str], Any]) -> Generator[None]:
     """Tells, and no more, where a store refuses a deletion: what counts is not decided by what is gone."""
     try:
         yield
     except (ConfigError, StorageError) as error:
-        say(f"{what} stay in the store, which they fill: {error}")
+        say(f"{objects} stay in the store, which they fill: {error}")

@@ -119,10 +119,10 @@ def file_matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, 
     return known == entry["sha256"]
 
 
-def damaged_files(found: FoundCheckpoint) -> list[dict[str, Any]]:
+def damaged_files(source: FoundCheckpoint) -> list[dict[str, Any]]:
     """Manifest entries of the files that are not whole in the local folder; they are hashed side by side."""
-    entries = found.manifest["files"]
-    folder = Path(found.directory)
+    entries = source.manifest["files"]
+    folder = Path(source.directory)
     broken = []
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hash") as pool:
         whole = pool.map(lambda entry: file_matches(folder / entry["name"], entry), entries)
@@ -296,34 +296,34 @@ def open_folder(folder: str | Path) -> FoundCheckpoint:
         raise ConfigError(f"no committed checkpoint in {folder}: it has no manifest.json") from None
     if manifest is None:
         raise CorruptCheckpoint(f"{folder / 'manifest.json'} is damaged")
-    found = FoundCheckpoint(manifest["step"], str(folder), "", manifest)
-    return FoundCheckpoint(found.step, found.directory, "", manifest, read_state(found))
+    source = FoundCheckpoint(manifest["step"], str(folder), "", manifest)
+    return FoundCheckpoint(source.step, source.directory, "", manifest, read_state(source))
 
 
-def read_state(found: FoundCheckpoint) -> dict[str, Any]:
+def read_state(source: FoundCheckpoint) -> dict[str, Any]:
     """The driver's state of a checkpoint. Raises CorruptCheckpoint."""
     try:
-        return decode_state(json.loads(found.local("state.json").read_text()))
+        return decode_state(json.loads(source.local("state.json").read_text()))
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CorruptCheckpoint(
-            f"checkpoint of step {found.step}: state.json is no state: {error}"
+            f"checkpoint of step {source.step}: state.json is no state: {error}"
         ) from error
 
 
-def fetch_rank(found: FoundCheckpoint, rank: int, world_size: int) -> None:
+def fetch_rank(source: FoundCheckpoint, rank: int, world_size: int) -> None:
     """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError. Of a
     checkpoint by another number of ranks the indexes: only the policy knows which slices it needs."""
     own = rank_stem(rank, world_size)
-    index = f"-of-{found.world_size:05d}.json"
+    index = f"-of-{source.world_size:05d}.json"
     names = []
-    for entry in found.manifest["files"]:
+    for entry in source.manifest["files"]:
         name = entry["name"]
         if name.startswith(own) or name.endswith(index):
             names.append(name)
     with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
-        list(pool.map(found.local, names))
+        list(pool.map(source.local, names))
 
 
 # --- which checkpoint to resume from ------------------------------------------------------------------------
@@ -347,8 +347,8 @@ def find_checkpoint(
     refuse_unsigned(config, bool(here or stored))
     counts = rewound(config, past)
     every_step = here.keys() | {step for step, _ in stored}
-    here = {step: one for step, one in here.items() if counts(step, one.get("attempt", ""))}
-    there = newest_of_each({key: one for key, one in stored.items() if counts(*key)})
+    here = {step: manifest for step, manifest in here.items() if counts(step, manifest.get("attempt", ""))}
+    remotely = newest_of_each({key: manifest for key, manifest in stored.items() if counts(*key)})
     newest_first = sorted(every_step, reverse=True)
     before_step = config.checkpoint.before
     mode = config.checkpoint.resume
@@ -361,7 +361,7 @@ def find_checkpoint(
     for step in newest_first[len(passed) :]:
         # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
         # itself.
-        options = [manifest for manifest in (here.get(step), there.get(step)) if manifest is not None]
+        options = [manifest for manifest in (here.get(step), remotely.get(step)) if manifest is not None]
         if not options:
             why = "the run went on without it, as the record of its attempts says"
             if before_step and step >= before_step:
@@ -372,15 +372,15 @@ def find_checkpoint(
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
             inside = remote_folder(step, manifest.get("attempt", ""))
-            remote = f"{url}/{inside}" if there.get(step) == manifest else ""
-            found = FoundCheckpoint(step, str(folder / step_name(step)), remote, manifest)
-            reason = _wrong(found, storage, inside, sizes)
+            remote = f"{url}/{inside}" if remotely.get(step) == manifest else ""
+            source = FoundCheckpoint(step, str(folder / step_name(step)), remote, manifest)
+            reason = _wrong(source, storage, inside, sizes)
             if reason:
                 continue
             refuse_other(config, data_fingerprint, manifest, say)
             try:
                 return replace(
-                    found, state=read_state(found), verified=verified_files(found.directory)
+                    source, state=read_state(source), verified=verified_files(source.directory)
                 ), passed
             except CorruptCheckpoint as error:
                 reason = str(error)
@@ -416,12 +416,12 @@ def _there(
         return {}, {}
 
 
-def _wrong(found: FoundCheckpoint, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
+def _wrong(source: FoundCheckpoint, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
     """Why a checkpoint cannot be used, or an empty string."""
-    for entry in damaged_files(found):
-        if not found.url:
-            there = (Path(found.directory) / entry["name"]).exists()
-            return f"{entry['name']} is {'damaged' if there else 'missing'}"
+    for entry in damaged_files(source):
+        if not source.url:
+            exists = (Path(source.directory) / entry["name"]).exists()
+            return f"{entry['name']} is {'damaged' if exists else 'missing'}"
         key = f"{inside}/{entry['name']}"
         if sizes.get(key) != entry["bytes"] and storage is not None and storage.size(key) != entry["bytes"]:
             return f"{entry['name']} is damaged or missing, in the store too"

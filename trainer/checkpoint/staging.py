@@ -46,7 +46,7 @@ class HostMemory:
         self._unlocked: dict[Hashable, tuple[HostPages, Tensor, torch.device]] = {}
         self._locking: dict[Hashable, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, "pages")
-        self._told = False
+        self._warned = False
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +83,8 @@ class HostMemory:
         try:
             pages.lock(tensor, device)
         except RuntimeError as error:  # of the driver: a limit of the container, say
-            if not self._told:
+            if not self._warned:
                 print(
                     f"warning: the driver does not lock host memory ({error}): copies take longer", flush=True
                 )
-            self._told = True
+            self._warned = True

@@ -98,11 +98,11 @@ def check_same(about: AboutRun) -> None:
         )
     theirs, ours = about.packages, sampling_packages()
     for name in sorted(theirs.keys() | ours.keys()):
-        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
-        if here != there:
+        installed, required = ours.get(name, "missing"), theirs.get(name, "missing")
+        if installed != required:
             raise ConfigError(
-                f"{name} is {here} here and {there} at the trainer: install the locked requirements, or take"
-                " the run's image"
+                f"{name} is {installed} here and {required} at the trainer: install the locked requirements,"
+                " or take the run's image"
             )
 
 

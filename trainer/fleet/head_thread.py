@@ -166,9 +166,9 @@ class StoreRequests:
             try:
                 while missing:
                     with contextlib.suppress(StorageError, StoreRefused):  # the store is away
-                        there = list(self.pool.map(self._objects.storage.exists, missing))
+                        arrived = list(self.pool.map(self._objects.storage.exists, missing))
                         missing = [
-                            name for name, is_there in zip(missing, there, strict=True) if not is_there
+                            name for name, is_there in zip(missing, arrived, strict=True) if not is_there
                         ]
                     if missing and stop.wait(ARRIVES_S):
                         return

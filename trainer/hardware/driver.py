@@ -37,8 +37,8 @@ def loaded_cuda() -> int | str:
 def required_cuda(requirements: Path = REQUIREMENTS) -> int:
     """Major version of CUDA that a requirements file installs; 0 where it names none."""
     text = requirements.read_text() if requirements.exists() else ""
-    found = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", text, re.MULTILINE)
-    return int(found.group(1)) if found else 0
+    match = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", text, re.MULTILINE)
+    return int(match.group(1)) if match else 0
 
 
 def driver_problem(answer: int | str, cuda: int) -> str:
@@ -47,9 +47,9 @@ def driver_problem(answer: int | str, cuda: int) -> str:
     if isinstance(answer, str):
         return f"{answer}: take a GPU machine, or start the container with its GPUs"
     if answer // 1000 < cuda:
-        found = f"{answer // 1000}.{answer % 1000 // 10}"
+        loaded = f"{answer // 1000}.{answer % 1000 // 10}"
         return (
-            f"the loaded driver library runs CUDA {found}, and CUDA {cuda} needs driver"
+            f"the loaded driver library runs CUDA {loaded}, and CUDA {cuda} needs driver"
             f" {NEEDED.get(cuda, '')}"
             " or newer, or NVIDIA's forward-compatibility libraries: take another machine"
         )

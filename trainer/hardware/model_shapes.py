@@ -293,7 +293,7 @@ def known_as(path: str) -> str:
     """The hub id in the table whose shape a model has, as what was trained from it does; "" where there is
     none."""
     shape = shape_of(path) if has_known_shape(path) else None
-    return path if path in KNOWN else next((name for name, one in KNOWN.items() if one == shape), "")
+    return path if path in KNOWN else next((name for name, known in KNOWN.items() if known == shape), "")
 
 
 def is_hub_id(path: str) -> bool:

@@ -77,12 +77,12 @@ def nvml_positions(nvml: Any, env: Mapping[str, str] = os.environ) -> list[int]:
 
 def _nvml_ids(nvml: Any, index: int) -> list[str]:
     """A GPU's UUID and its MIG instances'; what a card that is gone does not tell is left out."""
-    found: list[str] = []
+    ids: list[str] = []
     with contextlib.suppress(nvml.NVMLError):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(nvml.nvmlDeviceGetUUID(handle))
+        ids.append(nvml.nvmlDeviceGetUUID(handle))
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with contextlib.suppress(nvml.NVMLError):  # fewer instances than there may be
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                found.append(nvml.nvmlDeviceGetUUID(instance))
-    return found
+                ids.append(nvml.nvmlDeviceGetUUID(instance))
+    return ids

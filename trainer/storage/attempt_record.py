@@ -297,12 +297,12 @@ class AttemptRecord:
             return None
         except (MalformedRecord, ObjectTooLarge) as error:
             why = str(error)
-        what = f"{self.storage.url}/{name}.json is not what an attempt writes ({terminal_line(why)})"
+        problem = f"{self.storage.url}/{name}.json is not what an attempt writes ({terminal_line(why)})"
         if kind is FinalRecord:
             raise ConfigError(
-                f"{what}, so whether the run is over cannot be told: delete it to let the run start again"
+                f"{problem}, so whether the run is over cannot be told: delete it to let the run start again"
             )
-        print(f"attempt: {what}: it is passed over", file=sys.stderr, flush=True)
+        print(f"attempt: {problem}: it is passed over", file=sys.stderr, flush=True)
         return None
 
     def _listed(self) -> list[int]:

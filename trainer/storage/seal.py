@@ -134,7 +134,7 @@ def _text(value: dict[str, Any]) -> bytes:
 
 
 def _without_signature(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in value.items() if name != FIELD}
+    return {name: field for name, field in value.items() if name != FIELD}
 
 
 def _archive_parts(data: bytes) -> tuple[bytes, bytes]:

@@ -327,7 +327,7 @@ class Storage:
             return note == [sha256, str(size)] and self.size(key) == size
         return False
 
-    def _try(self, what: str, action: Callable[[], T], *, whole: bool = False) -> T:
+    def _try(self, request: str, action: Callable[[], T], *, whole: bool = False) -> T:
         """The action's result, tried again after errors that may pass. whole: a 404 can only mean the
         bucket."""
         attempt = 0
@@ -337,12 +337,12 @@ class Storage:
                     return action()
                 except _FAILURES as error:
                     attempt += 1
-                    self._failed(waits, what, error, attempt, whole)
+                    self._failed(waits, request, error, attempt, whole)
 
     def _failed(
         self,
         waits: contextlib.ExitStack,
-        what: str,
+        request: str,
         error: BaseException,
         attempt: int,
         whole: bool = False,
@@ -352,12 +352,12 @@ class Storage:
         if cure := permanent_cause(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
             kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
-            raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
+            raise kind(f"{request} at {self.url}: {cure} ({reply})") from error
         if isinstance(error, FileNotFoundError):
-            raise FileNotFoundError(f"{what}: not in {self.url}") from error
+            raise FileNotFoundError(f"{request}: not in {self.url}") from error
         reason = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
         if attempt >= self.retry.attempts:
-            raise StorageError(f"{what} failed {attempt} times at {self.url}: {reason}") from error
+            raise StorageError(f"{request} failed {attempt} times at {self.url}: {reason}") from error
         with self._lock:
             self.retries += 1
         if attempt <= 1:
@@ -365,7 +365,7 @@ class Storage:
             waiter = waits.enter_context(waiting_for("storing", f"the store at {self.url}", WAIT_S))
             waiter.failed(reason)
         wait = self.retry.wait_s(max(1, attempt))  # 0 where the download got further since
-        print(f"storage: {what} failed ({reason}); again in {wait:.1f} s", file=sys.stderr, flush=True)
+        print(f"storage: {request} failed ({reason}); again in {wait:.1f} s", file=sys.stderr, flush=True)
         time.sleep(wait)
 
 

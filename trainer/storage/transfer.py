@@ -21,7 +21,7 @@ TELL_S = 10.0
 """Seconds between two lines."""
 
 
-def progress_of(what: str, total: int) -> Callable[[int], None]:
+def progress_of(title: str, total: int) -> Callable[[int], None]:
     """What is called with the bytes just moved, and says how far a transfer has come, and how long the rest
     will take at this speed."""
     began = printed = time.monotonic()
@@ -36,7 +36,7 @@ def progress_of(what: str, total: int) -> Callable[[int], None]:
         printed = now
         rate = done / (now - began)
         left = f"{(total - done) / rate:.0f} s left" if rate else "no end in sight"
-        line = f"{what}: {done / MIB:,.1f} of {total / MIB:,.1f} MiB, {rate / MIB:,.1f} MiB/s, {left}"
+        line = f"{title}: {done / MIB:,.1f} of {total / MIB:,.1f} MiB, {rate / MIB:,.1f} MiB/s, {left}"
         print(line, file=sys.stderr, flush=True)
 
     return moved
@@ -52,13 +52,13 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
     if not source.exists():
         raise ConfigError(f"nothing at {source}")
     store, root = Storage(url), source.parent if source.is_file() else source
-    there = dict(store.list()) if resume else {}
+    stored = dict(store.list()) if resume else {}
     wanted = []
     for path in [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*"))):
         key, count = path.relative_to(root).as_posix(), path.stat().st_size
         if source.is_dir() and is_secret(key):
             print(f"{key} is not sent: its name is that of a secret", file=sys.stderr, flush=True)
-        elif there.get(key) != count:
+        elif stored.get(key) != count:
             wanted.append((key, count))
     total = sum(count for _, count in wanted)
     progress = progress_of(f"upload to {url}", total)

@@ -37,7 +37,7 @@ class Broadcast:
         sent = self._source.groups() if self._source else iter(())
         while True:
             group = next(sent, None)
-            described: list[Any] = [group and [(name, one.shape, one.dtype) for name, one in group]]
+            described: list[Any] = [group and [(name, part.shape, part.dtype) for name, part in group]]
             dist.broadcast_object_list(described, src=0)
             if described[0] is None:
                 return
