@@ -55,8 +55,8 @@ class DataCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Arguments"):
-            arguments = [one for one in self.params if isinstance(one, DataArgument)]
-            formatter.write_dl([(str(one.metavar), one.about) for one in arguments])
+            arguments = [parameter for parameter in self.params if isinstance(parameter, DataArgument)]
+            formatter.write_dl([(str(parameter.metavar), parameter.about) for parameter in arguments])
         super().format_options(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

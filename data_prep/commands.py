@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> int:
         if error.errno not in (*OF_THE_DISK, *UNWRITABLE):
             raise
         place = error.filename or "the disk"
-        what = "give --out (and --work) a folder that can be written and has room"
+        hint = "give --out (and --work) a folder that can be written and has room"
         print(
-            f"data_prep: {place}: {error.strerror}: {what}; SPOTRL_CACHE and HF_HOME where HOME is read-only",
+            f"data_prep: {place}: {error.strerror}: {hint}; SPOTRL_CACHE and HF_HOME where HOME is read-only",
             file=sys.stderr,
         )
         return EXIT_CONFIG if error.errno in UNWRITABLE else EXIT_STORAGE
@@ -351,13 +351,13 @@ def _drawn(options: SimpleNamespace, evaluation: bool) -> Any:
             f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
             "difficulty or two ends, such as 3 or 1..5"
         )
-    asked = (options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
+    drawn = (options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
     from data_prep.generate.generated_source import FAMILIES, LARGE, Generated
 
     families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
     if unknown := sorted(set(families) - FAMILIES.keys() - LARGE.keys()):
         raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES | LARGE)}")
-    return Generated(*asked, families)
+    return Generated(*drawn, families)
 
 
 def _mapping(text: str) -> dict[str, str]:

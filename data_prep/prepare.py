@@ -137,43 +137,43 @@ def prepare(
     work = Path(work_dir) if work_dir else out / ".work"
     opened = [_OpenSource(source, settings) for source in sources]
     warm_up()
-    for one in opened:
-        one.find_wanted()
-    asked = _asked(sources, settings, exclude)
-    for number, one in enumerate(opened):
-        one.open_images(work / str(number))
+    for origin in opened:
+        origin.find_wanted()
+    described = _asked(sources, settings, exclude)
+    for number, origin in enumerate(opened):
+        origin.open_images(work / str(number))
     check_disk(opened, out, work)
-    for one in opened:
-        _unpack(one, workers, on_progress)
+    for origin in opened:
+        _unpack(origin, workers, on_progress)
     with closing(References(workers)) as references:
         _judge_all(opened, settings, references, on_progress)
-        kept = list(chain.from_iterable(one.judged for one in opened))
+        kept = list(chain.from_iterable(origin.judged for origin in opened))
         mark_repeats(kept, references.same)
 
     images = _UnpackedImages(opened)
     overlaps = mark_overlaps(kept, images.facts, exclude, images.read)
     clear(out)
     if settings.evaluation:
-        _keep_as_published(kept, chain.from_iterable(one.problems for one in opened))
+        _keep_as_published(kept, chain.from_iterable(origin.problems for origin in opened))
     if all(row.reason for row in kept):
         _nothing_left(opened, out)
     groups = _assign_splits(kept, images.facts, settings)
     rows = _rows_of_splits(kept)
     samples = Samples(rows)
-    manifest = _write(opened, out, name, asked, rows, samples, on_progress)
+    manifest = _write(opened, out, name, described, rows, samples, on_progress)
     stats = statistics.collect(kept, images.facts, groups)
-    refused = chain.from_iterable(one.refused.members for one in opened)
+    refused = chain.from_iterable(origin.refused.members for origin in opened)
     images_known = stats["images"]
-    images_known["unused"] = sum(one.unused for one in opened)
+    images_known["unused"] = sum(origin.unused for origin in opened)
     images_known["refused"] = list(map(list, islice(refused, 1000)))
-    images_known["resumed"] = sum(one.images.resumed for one in opened)
+    images_known["resumed"] = sum(origin.images.resumed for origin in opened)
     stats["overlaps"] = overlaps
-    stats["notes"] = dict(sum((one.source.notes for one in opened), Counter()))
+    stats["notes"] = dict(sum((origin.source.notes for origin in opened), Counter()))
     manifest = dataclasses.replace(manifest, statistics=stats)
     write_preview(out, manifest, samples)
     write_manifest(out, manifest)
-    for one in opened:
-        one.images.close(remove=True)
+    for origin in opened:
+        origin.images.close(remove=True)
     shutil.rmtree(work, ignore_errors=True)
     return manifest
 
@@ -184,10 +184,10 @@ class _UnpackedImages:
     def __init__(self, opened: Sequence[_OpenSource]) -> None:
         self.facts: dict[str, ImageFacts] = {}
         self._places: dict[str, tuple[ImageStore, str]] = {}
-        for one in opened:
-            for member, image in one.images.stored.items():
+        for origin in opened:
+            for member, image in origin.images.stored.items():
                 self.facts[image.facts.sha256] = image.facts
-                self._places[image.facts.sha256] = one.images, member
+                self._places[image.facts.sha256] = origin.images, member
 
     def read(self, sha256: str) -> bytes:
         store, member = self._places[sha256]
@@ -197,29 +197,29 @@ class _UnpackedImages:
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
     """The settings as the manifest holds them: no path of this machine, so that equal data has an equal
     fingerprint."""
-    asked = json.loads(json.dumps(dataclasses.asdict(settings)))
+    described = json.loads(json.dumps(dataclasses.asdict(settings)))
     if not settings.sft:
-        del asked["sft"]  # the same data keeps the fingerprint that it had before this option
+        del described["sft"]  # the same data keeps the fingerprint that it had before this option
     if os.path.isdir(settings.tokenizer):
-        asked["tokenizer"] = Path(settings.tokenizer).name
-    asked["sources"] = []
-    for one in sources:  # the weight is of an earlier version, and equal data keeps its fingerprint
-        described = {"name": one.name, "revision": one.revision, "files": one.files, "weight": 1.0}
-        asked["sources"].append(described)
-    asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
-    return asked
+        described["tokenizer"] = Path(settings.tokenizer).name
+    described["sources"] = []
+    for source in sources:  # the weight is of an earlier version, and equal data keeps its fingerprint
+        entry = {"name": source.name, "revision": source.revision, "files": source.files, "weight": 1.0}
+        described["sources"].append(entry)
+    described["exclude"] = [read_manifest(path).fingerprint for path in exclude]
+    return described
 
 
 def check_disk(opened: Sequence[_OpenSource], out: Path, work: Path) -> None:
     """Raises ConfigError if the unpacked images and the shards, where rows share images, cannot fit."""
     unpack = 0
     shards = 0
-    for one in opened:
-        size = one.image_bytes
-        already_unpacked = sum(image.size for image in one.images.stored.values())
+    for origin in opened:
+        size = origin.image_bytes
+        already_unpacked = sum(image.size for image in origin.images.stored.values())
         unpack += max(0, size - already_unpacked)
-        rows_per_image = max(1.0, one.references / max(1, len(one.wanted)))
-        shards += int(size * rows_per_image) + 4096 * one.row_count
+        rows_per_image = max(1.0, origin.references / max(1, len(origin.wanted)))
+        shards += int(size * rows_per_image) + 4096 * origin.row_count
     work.mkdir(parents=True, exist_ok=True)
     same_disk = os.stat(out).st_dev == os.stat(work).st_dev
     needs = {out: shards + unpack} if same_disk else {out: shards, work: unpack}
@@ -233,11 +233,11 @@ def check_disk(opened: Sequence[_OpenSource], out: Path, work: Path) -> None:
             )
 
 
-def _unpack(one: _OpenSource, workers: int, on_progress: Progress) -> None:
-    if not len(one.wanted):
+def _unpack(origin: _OpenSource, workers: int, on_progress: Progress) -> None:
+    if not len(origin.wanted):
         return
-    total = len(one.wanted)
-    stage = f"images of {one.source.name}"
+    total = len(origin.wanted)
+    stage = f"images of {origin.source.name}"
     seen = 0
 
     def follow(images: int, _: int) -> None:
@@ -245,8 +245,8 @@ def _unpack(one: _OpenSource, workers: int, on_progress: Progress) -> None:
         seen += images
         on_progress(stage, min(seen, total), total)
 
-    one.unused = one.images.fill(
-        lambda: one.source.members(one.refused, one.wanted), one.wanted, workers, follow
+    origin.unused = origin.images.fill(
+        lambda: origin.source.members(origin.refused, origin.wanted), origin.wanted, workers, follow
     )
     on_progress(stage, total, total)
 
@@ -256,19 +256,19 @@ def _judge_all(
 ) -> None:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
-    has_images = any(len(one.wanted) for one in opened)
+    has_images = any(len(origin.wanted) for origin in opened)
     image_side = image_token_side(settings.tokenizer if has_images else "")
-    total = sum(one.row_count for one in opened)
+    total = sum(origin.row_count for origin in opened)
     done = 0
-    for one in opened:
-        rows = one.rows()
+    for origin in opened:
+        rows = origin.rows()
         while batch := list(islice(rows, BATCH_ROWS)):
-            one.problems += [row for row in batch if isinstance(row, BadRow)]
+            origin.problems += [row for row in batch if isinstance(row, BadRow)]
             candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
-                one.judged.append(judge(row, reference, one.facts(row), tokens, settings, image_side))
+                origin.judged.append(judge(row, reference, origin.facts(row), tokens, settings, image_side))
             done += len(batch)
             on_progress("rows checked", done, total)
 
@@ -361,7 +361,7 @@ def _write(
     opened: Sequence[_OpenSource],
     out: Path,
     name: str,
-    asked: dict[str, Any],
+    described: dict[str, Any],
     rows: dict[str, int],
     samples: Samples,
     on_progress: Progress,
@@ -369,7 +369,7 @@ def _write(
     """Third reading: writes kept rows to shards, the others to the quarantine file."""
     writers = {split: SplitWriter(out, split) for split in rows}
     counts = dict.fromkeys(rows, 0)
-    total = sum(one.row_count for one in opened)
+    total = sum(origin.row_count for origin in opened)
     done = 0
     with open(out / "quarantine.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
         quarantined: Counter[str] = Counter()
@@ -380,24 +380,24 @@ def _write(
             record = {"reason": kind, "detail": detail, **row}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-        for one in opened:
-            verdicts = iter(one.judged)
-            for item in one.rows():
+        for origin in opened:
+            verdicts = iter(origin.judged)
+            for item in origin.rows():
                 done += 1
                 if done % BATCH_ROWS == 0 or done == total:
                     on_progress("rows written", done, total)
                 if isinstance(item, BadRow):
                     reason = f"{item.reason}: {item.detail}"
-                    set_aside(reason, source=one.source.name, index=item.index, raw=item.raw)
+                    set_aside(reason, source=origin.source.name, index=item.index, raw=item.raw)
                     continue
-                row = complete(item, one.settings.sft)
+                row = complete(item, origin.settings.sft)
                 result = next(verdicts)
                 if result.reason:
                     question = question_text(row.messages)[:2000]
                     shown = {"question": question, "answer": row.answer, "images": row.images}
                     set_aside(result.reason, source=row.source, index=row.index, **shown)
                     continue
-                written = _written(row, result, one)
+                written = _written(row, result, origin)
                 writers[result.split].add(written)
                 samples.offer(result.split, counts[result.split], written)
                 counts[result.split] += 1
@@ -406,7 +406,7 @@ def _write(
     for split, writer in writers.items():
         files += writer.close()
         images_per_row[split] = writer.images_per_row
-    revisions = {one.source.revision for one in opened}
+    revisions = {origin.source.revision for origin in opened}
     return Manifest(
         name=name,
         revision=",".join(sorted(filter(None, revisions))),
@@ -414,6 +414,6 @@ def _write(
         files=files,
         images_per_row=images_per_row,
         quarantined=dict(quarantined.most_common()),
-        settings=asked,
-        fingerprint=fingerprint(files, asked),
+        settings=described,
+        fingerprint=fingerprint(files, described),
     )

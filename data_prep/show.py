@@ -57,11 +57,11 @@ def detected(sources: Sequence[RecordSource]) -> str:
 
 def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
     """One row as the model sees it, with its sizes in tokens and what supervised training learns."""
-    one = dataset[index]
-    lines = [f"row {index} of {dataset.split}: {one.id}, {one.source}"]
-    images = iter(one.images)
+    item = dataset[index]
+    lines = [f"row {index} of {dataset.split}: {item.id}, {item.source}"]
+    images = iter(item.images)
     side = image_token_side(tokenizer)
-    for message in one.messages:
+    for message in item.messages:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for part in parts:
@@ -69,14 +69,14 @@ def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixel
             if part["type"] == "image":
                 text = _image(next(images), min_pixels, max_pixels, side)
             lines.append(f"  {message['role']:<10}{text}")
-    lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
-    question = question_text(one.messages)
-    lines.append(f"  read as: {in_words(one.reading or reading(one.answer, question))}")
-    if one.solution:
-        lines.append(f"  solution: {one.solution}")
-    if one.extra:
-        lines.append(f"  extra: {one.extra}")
-    lines.append(f"  tokens: {_tokens(one, tokenizer, min_pixels, max_pixels, side)}")
+    lines.append(f"  reference answer: {item.answer} ({item.answer_type})")
+    question = question_text(item.messages)
+    lines.append(f"  read as: {in_words(item.reading or reading(item.answer, question))}")
+    if item.solution:
+        lines.append(f"  solution: {item.solution}")
+    if item.extra:
+        lines.append(f"  extra: {item.extra}")
+    lines.append(f"  tokens: {_tokens(item, tokenizer, min_pixels, max_pixels, side)}")
     return "\n".join(lines)
 
 
@@ -86,17 +86,17 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
     from trainer.data.processor import Prompter
 
     prompter = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels))
-    one = dataset[index]
-    solution = prompter.solution_ids(one) if one.solution else []
-    earlier = set(prompter.learned_positions(one))
+    item = dataset[index]
+    solution = prompter.solution_ids(item) if item.solution else []
+    earlier = set(prompter.learned_positions(item))
     marked = []
-    for position, token in enumerate(prompter.token_ids(one)):
+    for position, token in enumerate(prompter.token_ids(item)):
         marked.append(("+" if position in earlier else " ", token))
     for token in solution:
         marked.append(("+", token))
     count = len(earlier) + len(solution)
     lines = [
-        f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"
+        f"row {index} of {dataset.split}: {item.id}, {len(marked) - count} tokens of context, {count} learned"
     ]
     for (sign, token), run in groupby(marked):
         repeats = len(list(run))
@@ -111,19 +111,19 @@ def _image(data: bytes, min_pixels: int, max_pixels: int, side: int) -> str:
     return f"[image {width}x{height}, {len(data):,} bytes, {tokens} tokens]"
 
 
-def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int, side: int) -> str:
+def _tokens(item: Row, tokenizer: str, min_pixels: int, max_pixels: int, side: int) -> str:
     of_images = 0
-    for data in one.images:
-        width, height = image_size(data, one.id)
+    for data in item.images:
+        width, height = image_size(data, item.id)
         of_images += image_tokens(width, height, min_pixels, max_pixels, side)
     if not tokenizer:
         return f"{of_images} of images (--tokenizer MODEL counts the text)"
     count = text_token_counter(tokenizer)
-    prompt = count([one.messages])[0] + of_images - len(one.images)
+    prompt = count([item.messages])[0] + of_images - len(item.images)
     shown = f"prompt {prompt} ({of_images} of images)"
-    if one.solution:
-        chat = [*one.messages, {"role": "assistant", "content": one.solution}]
-        whole = count([chat])[0] + of_images - len(one.images)
+    if item.solution:
+        chat = [*item.messages, {"role": "assistant", "content": item.solution}]
+        whole = count([chat])[0] + of_images - len(item.images)
         shown += f"; supervised: {prompt} masked, about {whole - prompt} learned from"
     return shown
 

@@ -28,11 +28,11 @@ Below 160 pixels half size differs by up to 20, another number by less."""
 
 def same_image(first: bytes, second: bytes) -> bool:
     """Whether two images that look alike as thumbnails are the same one, scaled or re-encoded."""
-    one, other = decode_image(first, ""), decode_image(second, "")
-    short = min(*one.size, *other.size)
+    image, other = decode_image(first, ""), decode_image(second, "")
+    short = min(*image.size, *other.size)
     for shortest, side, within in DETAIL:
         if short >= shortest:
-            differences = np.abs(levels(one, side) - levels(other, side))
+            differences = np.abs(levels(image, side) - levels(other, side))
             return bool(differences.max() <= within)
     return False
 
@@ -75,12 +75,12 @@ class EvaluationSet:
 
         Our images are given by their thumbnails `looks`; `read` gives their content.
         """
-        found: dict[int, list[int]] = {}
+        same: dict[int, list[int]] = {}
         for pairs in near_pairs(stacked(looks), self._looks):
             for i, j in pairs.tolist():
                 if same_image(read(i), self._image(j)):
-                    found.setdefault(i, []).append(j)
-        return found
+                    same.setdefault(i, []).append(j)
+        return same
 
     def touched(self, hits: Iterable[int]) -> dict[str, int]:
         """Number of rows of this set, by source, that have one of the images `hits` of this set."""
@@ -116,9 +116,9 @@ def _mark(
     def content(number: int) -> bytes:
         return read(ours[number])
 
-    found = evaluation.near([facts[sha].look for sha in ours], content)
+    hits_of = evaluation.near([facts[sha].look for sha in ours], content)
     matches = {}  # sha256 of our image -> (id, source) of the first row that has it
-    for number, hits in found.items():
+    for number, hits in hits_of.items():
         matches[ours[number]] = evaluation.rows[hits[0]]
 
     marked = 0
@@ -138,7 +138,7 @@ def _mark(
             marked += 1
             same_questions.add(same_question)
 
-    touched = Counter(evaluation.touched(chain.from_iterable(found.values())))
+    touched = Counter(evaluation.touched(chain.from_iterable(hits_of.values())))
     for _, source in same_questions:
         touched[source] += 1
     return {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)}
@@ -165,10 +165,10 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
                 if look := inspect(image, ImageLimits()).look:
                     places.append((number, k))
                     looks.append(look)
-        found = theirs.near(looks, partial(_image_at, dataset, places))
-        for number in sorted({places[i][0] for i in found}):
+        hits = theirs.near(looks, partial(_image_at, dataset, places))
+        for number in sorted({places[i][0] for i in hits}):
             near[dataset[number].source] += 1
-        touched += chain.from_iterable(found.values())
+        touched += chain.from_iterable(hits.values())
     return {
         "rows": sum(sources.values()),
         "rows_near": sum(near.values()),

@@ -80,13 +80,13 @@ def join(labels: np.ndarray, pairs: np.ndarray) -> None:
     first = pairs[:, 0]
     second = pairs[:, 1]
     while len(first):
-        one = labels[first]
-        other = labels[second]
-        apart = one != other
+        left = labels[first]
+        right = labels[second]
+        apart = left != right
         first = first[apart]
         second = second[apart]
-        low = np.minimum(one, other)[apart]
-        high = np.maximum(one, other)[apart]
+        low = np.minimum(left, right)[apart]
+        high = np.maximum(left, right)[apart]
         np.minimum.at(labels, high, low)
         while True:
             shorter = labels[labels]
@@ -127,8 +127,8 @@ def groups_of(
             same_row.append((number[row[0]], number[sha]))
     join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
     keys = []
-    for row, asked in zip(rows, questions, strict=True):
-        keys.append(images[labels[number[row[0]]]] if row else asked.hex())
+    for row, question in zip(rows, questions, strict=True):
+        keys.append(images[labels[number[row[0]]]] if row else question.hex())
     return keys
 
 

@@ -83,22 +83,22 @@ class References:
 
         answers = [(row.answer, question_text(row.messages)) for row in rows]
         algebra: list[tuple[str, str]] = []
-        for asked in dict.fromkeys(answers):
-            if asked in self._known:
+        for pair in dict.fromkeys(answers):
+            if pair in self._known:
                 continue
-            answer, question = asked
+            answer, question = pair
             kind = grader.classify(answer, question)
             if kind == "math":
-                algebra.append(asked)
+                algebra.append(pair)
             else:
                 error = grader.reference_error(answer, kind, question)
-                self._known[asked] = kind, f"bad_answer: {error}" if error else ""
+                self._known[pair] = kind, f"bad_answer: {error}" if error else ""
         if algebra:
             references, questions = zip(*algebra, strict=True)
             errors = self._scorer.reference_errors(references, ["math"] * len(algebra), questions)
-            for asked, error in zip(algebra, errors, strict=True):
-                self._known[asked] = "math", f"bad_answer: {error}" if error else ""
-        return [self._known[asked] for asked in answers]
+            for pair, error in zip(algebra, errors, strict=True):
+                self._known[pair] = "math", f"bad_answer: {error}" if error else ""
+        return [self._known[pair] for pair in answers]
 
     def same(self, first: CheckedRow, second: CheckedRow) -> bool:
         """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are."""
@@ -143,9 +143,9 @@ def judge(
         image_side: side in pixels of an image token (`tokens.image_token_side`).
     """
     kind, reason = ("text", "") if settings.sft else reference
-    asked = count_placeholders(row.messages)
-    if asked != len(row.images):
-        reason = f"image_count: {asked} placeholders, {len(row.images)} images"
+    placeholders = count_placeholders(row.messages)
+    if placeholders != len(row.images):
+        reason = f"image_count: {placeholders} placeholders, {len(row.images)} images"
     elif not question_text(row.messages).strip():
         reason = "no_question: the user's turns hold no text"
     elif mark := _MEDIA.search(question_text(row.messages)):
@@ -186,9 +186,9 @@ def special_token(row: Candidate) -> str:
         else:
             texts += [part.get("text", "") for part in content]
     for text in texts:
-        found = _SPECIAL.search(text)
-        if found:
-            return found[0]
+        match = _SPECIAL.search(text)
+        if match:
+            return match[0]
     return ""
 
 

@@ -48,15 +48,15 @@ def _ask(
         case "both":
             return kind, f"How many {color} {shape}s are there?", both
         case "either":
-            found = of_shape[shape] + of_color[color] - both
-            return kind, f"How many shapes are {color}, or {shape}s, or both?", found
-    one, other = rng.sample(colors, 2)
-    if of_color[one] == of_color[other]:
-        return "color", f"How many {one} shapes are there?", of_color[one]
-    if of_color[one] < of_color[other]:
-        one, other = other, one
-    more = of_color[one] - of_color[other]
-    return kind, f"How many more {one} shapes than {other} shapes are there?", more
+            either = of_shape[shape] + of_color[color] - both
+            return kind, f"How many shapes are {color}, or {shape}s, or both?", either
+    first, second = rng.sample(colors, 2)
+    if of_color[first] == of_color[second]:
+        return "color", f"How many {first} shapes are there?", of_color[first]
+    if of_color[first] < of_color[second]:
+        first, second = second, first
+    more = of_color[first] - of_color[second]
+    return kind, f"How many more {first} shapes than {second} shapes are there?", more
 
 
 def _draw(scene: Scene, shape: str, x: float, y: float, size: float, color: str) -> None:

@@ -48,14 +48,14 @@ def make(rng: random.Random, difficulty: int) -> Problem:
             held.append(rng.randint(10, 999))
             scene.text(x, y, held[-1], TEXT)
 
-    one, other = (f"{color} {shape}" for color, shape in looks[:2])
+    first, second = (f"{color} {shape}" for color, shape in looks[:2])
     facts = sorted(zip(looks, held, strict=True))
     match kind:
         case "number":
-            return Problem(scene, kind, f"Which number is in the {one}?", str(held[0]), facts)
+            return Problem(scene, kind, f"Which number is in the {first}?", str(held[0]), facts)
         case "dots":
-            return Problem(scene, kind, f"How many dots are in the {one}?", str(held[0]), facts)
-    question = f"What is the sum of the numbers in the {one} and the {other}?"
+            return Problem(scene, kind, f"How many dots are in the {first}?", str(held[0]), facts)
+    question = f"What is the sum of the numbers in the {first} and the {second}?"
     return Problem(scene, kind, question, str(held[0] + held[1]), facts)
 
 

@@ -51,9 +51,9 @@ def level(seed: int, index: int, difficulty: tuple[int, int]) -> int:
     return random.Random(f"{VERSION}/{seed}/{index}").randint(*difficulty)
 
 
-def held_out(one: Problem, share: float) -> bool:
+def held_out(drawn: Problem, share: float) -> bool:
     """Whether a problem is for validation: by its content alone, so that no seed has it for training."""
-    return int(one.key[:8], 16) < share * 2**32
+    return int(drawn.key[:8], 16) < share * 2**32
 
 
 @dataclass
@@ -90,12 +90,12 @@ class Generated:
         seen: set[bytes] = set()
         index = repeats = 0
         while len(seen) < self.rows_wanted:
-            one = problem(self.seed, index, self.difficulty, self.families)
-            key = hashlib.sha256(f"{one.question}{one.scene.digest}".encode()).digest()[:16]
-            if key not in seen and (not self.evaluation or held_out(one, self.validation)):
+            drawn = problem(self.seed, index, self.difficulty, self.families)
+            key = hashlib.sha256(f"{drawn.question}{drawn.scene.digest}".encode()).digest()[:16]
+            if key not in seen and (not self.evaluation or held_out(drawn, self.validation)):
                 seen.add(key)
                 repeats = 0
-                yield index, self.families[index % len(self.families)], one
+                yield index, self.families[index % len(self.families)], drawn
             else:
                 repeats += 1
             if repeats > MAX_REPEATS:
@@ -106,30 +106,30 @@ class Generated:
 
     def rows(self) -> Iterator[Candidate | BadRow]:
         """All rows. The family is the sub-source; it, kind and difficulty are in `extra`."""
-        for index, family, one in self.problems():
-            split = "validation" if held_out(one, self.validation) else "train"
+        for index, family, drawn in self.problems():
+            split = "validation" if held_out(drawn, self.validation) else "train"
             if self.evaluation:
                 split = "test"
             yield Candidate(
                 index=index,
                 source=f"{self.name}/{family}",
-                messages=[{"role": "user", "content": [{"type": "image"}, _text(one.question)]}],
+                messages=[{"role": "user", "content": [{"type": "image"}, _text(drawn.question)]}],
                 images=[f"{index}.png"],
-                answer=one.answer,
+                answer=drawn.answer,
                 split=split,
                 extra={
                     "family": family,
-                    "kind": one.kind,
+                    "kind": drawn.kind,
                     DIFFICULTY: level(self.seed, index, self.difficulty),
                 },
             )
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
         """The images, drawn one at a time."""
-        for index, _, one in self.problems():
+        for index, _, drawn in self.problems():
             name = f"{index}.png"
             if name in wanted.paths:
-                yield Member(name, PNG_BYTES, one.scene.png)
+                yield Member(name, PNG_BYTES, drawn.scene.png)
 
     def image_bytes(self) -> int:
         """About how many bytes all images have."""

@@ -62,12 +62,12 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     corners = [(0, 0), (a, 0), (a, d), (c, d), (c, b), (0, b)]
     _figure(rng, scene, corners, {0: a, 1: d, 4: c, 5: b}, [0, 1, 2, 4, 5])
     if kind == "corner_area":
-        asked = "area"
+        size = "area"
         answer = a * d + c * (b - d)
     else:
-        asked = "perimeter"
+        size = "perimeter"
         answer = 2 * (a + b)
-    question = f"All corners of the figure are right angles. What is its {asked}?"
+    question = f"All corners of the figure are right angles. What is its {size}?"
     return Problem(scene, kind, question, str(answer), [a, b, c, d])
 
 

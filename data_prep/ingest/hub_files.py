@@ -89,13 +89,13 @@ class Repository:
 
     def matching(self, pattern: str) -> list[str]:
         """Paths that match a shell pattern, sorted. ConfigError naming what there is if none does."""
-        found = sorted(path for path in self.files if fnmatch.fnmatchcase(path, pattern))
-        if not found:
+        paths = sorted(path for path in self.files if fnmatch.fnmatchcase(path, pattern))
+        if not paths:
             names = ", ".join(list(self.files)[:8])
             raise ConfigError(
                 f"{self.repo} at {self.revision or self._folder} has no {pattern}: it has {names}"
             )
-        return found
+        return paths
 
     def fetch(self, paths: Sequence[str], on_progress: Progress) -> list[Fetched]:
         """Downloads and hashes files, or takes them from the mirror.

@@ -28,7 +28,7 @@ class Wanted:
             for ending in _endings(path):
                 if ending != path:
                     self._by_ending.setdefault(ending, []).append(path)
-        self._found: dict[str, tuple[int, str]] = {}
+        self._matches: dict[str, tuple[int, str]] = {}
         """Path -> (shared components, member); an empty member stands for a tie."""
 
     def __len__(self) -> int:
@@ -48,12 +48,12 @@ class Wanted:
         return hit
 
     def _note(self, path: str, member: str, shared: int) -> None:
-        best, former = self._found.get(path, (0, ""))
+        best, former = self._matches.get(path, (0, ""))
         if shared > best:
-            self._found[path] = shared, member
+            self._matches[path] = shared, member
         elif shared == best and member != former:
-            self._found[path] = shared, ""
+            self._matches[path] = shared, ""
 
     def member(self, path: str) -> str | None:
         """The member that is this image; None if no member was, and "" if several could be."""
-        return self._found[path][1] if path in self._found else None
+        return self._matches[path][1] if path in self._matches else None

@@ -81,8 +81,8 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
         name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
     )
     _check_columns(name, tables[0][0], form)
-    roots = [one.local for one in archives]
-    records += [one.record for one in archives]
+    roots = [archive.local for archive in archives]
+    records += [archive.record for archive in archives]
     return [RecordSource(name, tables, form, roots, revision=repository.revision, fetched=records)]
 
 
@@ -107,12 +107,12 @@ def any_repository(repository: Repository, given: Given, on_progress: Progress) 
         raise ConfigError(f"{repository.repo} has no data file ({', '.join(ENDINGS)})")
     archives = _ending_in(repository.files, (".zip", *TAR_ENDINGS))
     fetched = repository.fetch([*data, *archives], on_progress)
-    local = [one.local for one in fetched]
+    local = [file.local for file in fetched]
     name = repository.repo.partition("/")[2].lower()
     sources = by_form(local[: len(data)], data, name, local[len(data) :], None, given)
     for source in sources:
         source.revision = repository.revision
-        source.fetched = [one.record for one in fetched]
+        source.fetched = [file.record for file in fetched]
     return sources
 
 

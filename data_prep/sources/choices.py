@@ -13,17 +13,17 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OWN_LETTER = re.compile(r"\s*(?:\(([A-Za-z])\)|([A-Za-z])\s*[.):])\s*(?=\S)")
 
 
-def texts_of(found: Sequence[Any]) -> tuple[list[str], list[str]]:
+def texts_of(choices: Sequence[Any]) -> tuple[list[str], list[str]]:
     """(texts, letters) of choices: a list, a structure `{"A": ..., "B": ...}` or one of texts and labels.
 
     Letters that the texts carry themselves are taken off. Raises BadRecord.
     """
     labels: list[str] = []
-    values = list(found)
+    values = list(choices)
     if len(values) == 1 and isinstance(values[0], dict):
         labels, values = _structure(values[0])
     if any(isinstance(value, (dict, list)) for value in values):
-        raise BadRecord("bad_choices", f"the choices are no texts: {str(found)[:200]}")
+        raise BadRecord("bad_choices", f"the choices are no texts: {str(choices)[:200]}")
     if len(values) > len(LETTERS):
         raise BadRecord("bad_choices", f"{len(values)} choices, and letters for {len(LETTERS)}")
     texts = [text_of(value).strip() for value in values]
@@ -46,23 +46,23 @@ def _structure(choices: dict[str, Any]) -> tuple[list[str], list[Any]]:
     return sorted(by_letter), [by_letter[letter] for letter in sorted(by_letter)]
 
 
-def with_choices(asked: str, found: Sequence[Any], answer: Any, keep: bool) -> tuple[str, str]:
+def with_choices(question: str, choices: Sequence[Any], answer: Any, keep: bool) -> tuple[str, str]:
     """The question, with its choices if it does not show them with letters, and the letter of the right one.
 
     keep: an answer that is none of the choices stays as published. Raises BadRecord.
     """
-    texts, labels = texts_of(found)
+    texts, labels = texts_of(choices)
     letter = _letter(texts, labels, answer)
     if not letter and not keep:
         raise BadRecord("bad_choices", f"answer {text_of(answer)!r} is not one of the choices {texts}")
-    in_question = list(listed(asked).values())
+    in_question = list(listed(question).values())
     in_column = list(map(plain_words, texts))
     if in_question != in_column and sorted(in_question) == sorted(in_column):
         raise BadRecord("bad_choices", f"the question lists its choices in another order than {texts}"[:200])
-    if not shows(asked, texts):
+    if not shows(question, texts):
         lines = [f"{LETTERS[i]}. {text}" for i, text in enumerate(texts)]
-        asked = "\n".join([f"{asked}\n", *lines])
-    return asked, letter or text_of(answer).strip()
+        question = "\n".join([f"{question}\n", *lines])
+    return question, letter or text_of(answer).strip()
 
 
 def _letter(texts: list[str], labels: list[str], answer: Any) -> str:
@@ -88,12 +88,12 @@ def _letter(texts: list[str], labels: list[str], answer: Any) -> str:
     return LETTERS[position] if 0 <= position < len(texts) else ""
 
 
-def shows(asked: str, texts: Sequence[str]) -> bool:
+def shows(question: str, texts: Sequence[str]) -> bool:
     """Whether a question lists the choices, each behind its letter."""
     start = 0
     for letter, text in zip(LETTERS, texts, strict=False):
         mark = re.compile(rf"(?<![A-Za-z])[(\[]?{letter}\s*[.):\]、．]\s*{re.escape(text)}", re.IGNORECASE)
-        match = mark.search(asked, start)
+        match = mark.search(question, start)
         if match is None:
             return False
         start = match.end()

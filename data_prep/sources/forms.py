@@ -127,23 +127,23 @@ class Form:
 
     def _question(self, record: dict[str, Any], places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:
         """Messages and answer of a record that has a question."""
-        asked = text_of(self.value(record, "question"))
+        question = text_of(self.value(record, "question"))
         if self.columns.get("question") == "instruction":
             more = text_of(record.get("input"))
-            asked = f"{asked}\n\n{more}" if more else asked
+            question = f"{question}\n\n{more}" if more else question
         answer = self._answer(record)
         choices = listed(self.value(record, "choices"))
         if choices:
-            asked, answer = with_choices(asked, choices, self.value(record, "answer"), self.keep)
+            question, answer = with_choices(question, choices, self.value(record, "answer"), self.keep)
 
         messages: list[dict[str, Any]] = []
         system = text_of(self.value(record, "system"))
         if system:
             messages.append({"role": "system", "content": system})
-        if places.beside and not is_marked(asked):
-            content: str | list[dict[str, str]] = places.first(asked)
+        if places.beside and not is_marked(question):
+            content: str | list[dict[str, str]] = places.first(question)
         else:
-            content = places.content(asked.strip())
+            content = places.content(question.strip())
         messages.append({"role": "user", "content": content})
         return messages, answer
 
@@ -206,12 +206,12 @@ class Form:
 
 def _inside(record: dict[str, Any], column: str) -> Any:
     """The value of a column, or of a field inside one (`metadata.source`), which may be JSON text."""
-    found: Any = record
+    value: Any = record
     for name in column.split("."):
-        if isinstance(found, str) and found.lstrip().startswith("{"):
-            found = structure(found)
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            value = structure(value)
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _plain(value: Any) -> bool:
@@ -279,15 +279,15 @@ def listed(value: Any) -> list[Any]:
         return []
     if not isinstance(value, list):
         return [value]
-    return [one for one in value if one not in (None, "")]
+    return [item for item in value if item not in (None, "")]
 
 
 def flattened(value: Any) -> list[Any]:
     """Images of a column, in lists of any depth."""
-    found = []
-    for one in listed(value):
-        found += flattened(one) if isinstance(one, list) else [one]
-    return found
+    images = []
+    for item in listed(value):
+        images += flattened(item) if isinstance(item, list) else [item]
+    return images
 
 
 def _chat(turns: list[Any], places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:

@@ -187,9 +187,9 @@ class RecordSource:
             yield from members(root, refused)
         if self.beside is not None:
             for path in sorted(wanted.paths):
-                found = self._beside(path)
-                if wanted.member(path) is None and found:
-                    yield from file_member(path, found, refused)
+                file = self._beside(path)
+                if wanted.member(path) is None and file:
+                    yield from file_member(path, file, refused)
 
     def _inside(self, refused: Refused) -> Iterator[Member]:
         for index, _, record in self._records():

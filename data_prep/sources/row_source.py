@@ -150,8 +150,8 @@ def stated_answer(text: str) -> str:
         return stated.replace(",", "") if _GROUPED.fullmatch(stated) else stated
     if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
         return unboxed(tagged[-1])
-    if said := re.findall(r"answer(?: is)?\s*[:=]?\s*\$?([^\n]{1,80}?)\$?\.?\s*$", text, re.IGNORECASE):
-        return first_sentence(said[-1])
+    if phrases := re.findall(r"answer(?: is)?\s*[:=]?\s*\$?([^\n]{1,80}?)\$?\.?\s*$", text, re.IGNORECASE):
+        return first_sentence(phrases[-1])
     return unboxed(text) if len(text) <= SHORT else ""
 
 

@@ -120,7 +120,7 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
     in it. Raises ConfigError for another file, where its rows are not these, and for episodes of several
     turns.
     """
-    found: dict[str, str] = {}
+    shortest: dict[str, str] = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -137,13 +137,13 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
                     f"{path}, line {number}: an episode of several turns, whose last reply alone is no worked"
                     " solution; write rows with `learned_turns`, as examples/zoom/framed.py does"
                 )
-            if text and len(text) < len(found.get(row, text + " ")):
-                found[row] = text
-    if unknown := found.keys() - set(ids):
+            if text and len(text) < len(shortest.get(row, text + " ")):
+                shortest[row] = text
+    if unknown := shortest.keys() - set(ids):
         raise ConfigError(
             f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used"
         )
-    return found
+    return shortest
 
 
 def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manifest, int]:

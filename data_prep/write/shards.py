@@ -176,12 +176,12 @@ def clear(out_dir: Path) -> None:
 
 def others_in(out_dir: Path) -> list[str]:
     """Names of what lies in `out_dir` and was not left by a preparation, hidden files aside."""
-    found = []
+    names = []
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         own = path.name.startswith(".") or any(path.match(pattern) for pattern in OWN_FILES)
         if not own:
-            found.append(path.name)
-    return found
+            names.append(path.name)
+    return names
 
 
 def write_dataset(

@@ -99,14 +99,14 @@ def collect(
 def tables(manifest: Manifest) -> list[tuple[str, dict[str, int]]]:
     """(Title, counts) of all that a manifest tells of its dataset; none that is empty."""
     stats = manifest.statistics
-    told = [("rows", manifest.rows), ("left out, by reason", manifest.quarantined)]
+    titled = [("rows", manifest.rows), ("left out, by reason", manifest.quarantined)]
     if stats:
         images, tokens = stats["images"], stats["tokens"]
         image_counts = {name: count for name, count in images.items() if isinstance(count, int)}
         image_counts["refused"] = len(images["refused"])
         tokens_of = "tokens" if manifest.settings.get("tokenizer") else "image tokens (no tokenizer given)"
         near = "rows whose image the training split nearly has, or whose text question"
-        told += [
+        titled += [
             ("sources", stats["sources"]),
             ("answer types", stats["answer_types"]),
             (f"{tokens_of} of the prompt", tokens["histogram"]),
@@ -117,7 +117,7 @@ def tables(manifest: Manifest) -> list[tuple[str, dict[str, int]]]:
             (near, stats["groups"]["rows_near_train"]),
         ]
         for overlap in stats["overlaps"]:
-            told.append(
+            titled.append(
                 (f"rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"])
             )
-    return [(title, counts) for title, counts in told if counts]
+    return [(title, counts) for title, counts in titled if counts]

@@ -15,11 +15,11 @@ from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 
-def main(what: str, run_id: str) -> int:
+def main(command: str, run_id: str) -> int:
     try:
         record = run_record.load_record(run_id)
         driver = importlib.import_module(f"recipes.drivers.{record.target}_driver")
-        return getattr(driver, what)(record)
+        return getattr(driver, command)(record)
     except ConfigError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return EXIT_CONFIG

@@ -75,15 +75,15 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
     if not target_named(target).copies_tree:
         return
     for name in manifest.changed_files() + manifest.untracked_files():
-        what = ""
+        fault = ""
         if is_secret(name):  # left out, but SkyPilot's patterns do not look into hidden folders
-            what = "has a secret's name in a hidden folder" if name.startswith(".") and "/" in name else ""
+            fault = "has a secret's name in a hidden folder" if name.startswith(".") and "/" in name else ""
         elif not name.startswith("tests/"):  # keys there are of the tests
             holds = _secret_in_file(Path(name), secrets)
-            what = f"holds {holds}" if holds else ""
-        if what:
+            fault = f"holds {holds}" if holds else ""
+        if fault:
             raise ConfigError(
-                f"{name} {what}, and the repository is copied to the machines of {target}: move it out"
+                f"{name} {fault}, and the repository is copied to the machines of {target}: move it out"
                 f" of {Path.cwd()}"
             )
 

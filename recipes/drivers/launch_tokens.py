@@ -69,15 +69,15 @@ def _google_key(text: str, where: str) -> dict[str, Any]:
             f" GOOGLE_APPLICATION_CREDENTIALS={path}"
         )
     try:
-        found = json.loads(text)
+        key = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        key = None
+    if not isinstance(key, dict):
         raise ConfigError(
             f"{where}, and that is not the JSON of a key: export"
             ' GOOGLE_SERVICE_ACCOUNT_KEY="$(cat KEY.json)" with the file that Google gave you, or unset it'
         )
-    return found
+    return key
 
 
 def find_settings() -> dict[str, str]:
@@ -124,9 +124,9 @@ def check_resumed(run: str) -> None:
     )
 
 
-def check_fleet_key(found: Mapping[str, str]) -> None:
+def check_fleet_key(variables: Mapping[str, str]) -> None:
     """Raises ConfigError where the secret of the environment is one that trainer and workers would refuse."""
-    key = found.get(FLEET_KEY, "")
+    key = variables.get(FLEET_KEY, "")
     if key and len(key) < LEAST_KEY:
         raise ConfigError(
             f"{FLEET_KEY} has {len(key)} characters, which could be guessed: unset it, or export"

@@ -83,14 +83,14 @@ def launch_failed(record: RunRecord, why: str) -> RunRecord:
     return replace(record, ended_s=time.time(), state=LAUNCH_FAILED, why=why)
 
 
-def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
+def drive_run(run: str, action: str, dry_run: bool = False, job: int = 0) -> int:
     """`status`, `logs` or `down` of a run that was launched from here. job: the one of several whose log is
     meant, from 0 on."""
     record = run_record.load_record(run)
     platform = target_named(record.target)
     if platform.runs_here and record.desk not in ("", socket.gethostname()):
         raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
-    if record.managed and what == "logs":
+    if record.managed and action == "logs":
         record = replace(record, run_id=record.names()[job], jobs=1)
         if not dry_run and (answer := ask_platform(record)):
             # By its name SkyPilot finds only one that is running.
@@ -99,8 +99,8 @@ def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
     files = [str(path) for path in record.task_files()] or [""]
     commands = platform.commands(record, LaunchGiven(files, {"RUN_ID": run}, [], detach=False))
     code = 0
-    wanted = getattr(commands, what)
-    if what == "logs":  # on Kubernetes and ssh one command follows the log of all jobs
+    wanted = getattr(commands, action)
+    if action == "logs":  # on Kubernetes and ssh one command follows the log of all jobs
         wanted = wanted[job : job + 1] or wanted[-1:]
     for command in wanted:
         if dry_run:
@@ -109,7 +109,7 @@ def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
         platform.check_program()
         argv = [programs.find_program(command[0]) or command[0], *command[1:]]
         code = subprocess.run(argv).returncode or code
-    if what == "down" and not code and not dry_run:
+    if action == "down" and not code and not dry_run:
         note_end(run)
     return code
 

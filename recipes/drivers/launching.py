@@ -139,7 +139,7 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
         launched_run.give_up(record.run_id)
     elif not detach:
         before = run_record.workers_of(record.samples_for)
-        first = 1 + sum(one.jobs for one in before if one.run_id != record.run_id)
+        first = 1 + sum(worker.jobs for worker in before if worker.run_id != record.run_id)
         print(
             f"they are on their way: `python3 launch.py logs {record.samples_for} --worker {first}` follows"
             f" the first, {first + record.jobs - 1} is the last",
@@ -230,10 +230,10 @@ def with_head(text: str, recipe: Recipe, target: str, run_id: str) -> str:
             line = line.replace(f"recipes/generated/{target}/", f"runs/{run_id}/task/")
             line = line.replace("RUN_ID=my-run", f"RUN_ID={run_id}")
             if line.startswith("# Written by "):
-                what = f"{recipe.name} --target {target} --run-id {run_id}"
+                words = f"{recipe.name} --target {target} --run-id {run_id}"
                 if recipe.kind == "sample":
-                    what = f"rollout-worker --set fleet.run={recipe.config.fleet.run} --target {target}"
-                line = f"# Written by `python3 launch.py up {what}`.\n"
+                    words = f"rollout-worker --set fleet.run={recipe.config.fleet.run} --target {target}"
+                line = f"# Written by `python3 launch.py up {words}`.\n"
         lines.append(line)
     return "".join(lines)
 

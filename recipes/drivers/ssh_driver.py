@@ -101,7 +101,7 @@ def start(record: RunRecord) -> int:
     return code
 
 
-def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
+def _everywhere(title: str, commands: dict[str, list[str]]) -> int:
     """Runs one command per machine, all at once; says which machine failed. commands: by host."""
     started = time.monotonic()
     running = {}
@@ -112,10 +112,10 @@ def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
         output = process.communicate()[0]
         if process.returncode:
             last = programs.last_line(output, "no output")
-            print(f"launch.py: {what} to {host} failed ({process.returncode}): {last}", file=sys.stderr)
+            print(f"launch.py: {title} to {host} failed ({process.returncode}): {last}", file=sys.stderr)
             worst = 2
     if not worst:
-        print(f"{what}: {len(commands)} machines in {time.monotonic() - started:.1f} s", flush=True)
+        print(f"{title}: {len(commands)} machines in {time.monotonic() - started:.1f} s", flush=True)
     return worst
 
 

@@ -90,7 +90,7 @@ def _left_over(shown: list[RunRecord]) -> list[str]:
     """Workers of a run that has ended which their platforms still have, or look for machines for; [] without
     any. The first record is the run's."""
     run, *workers = shown
-    left = [one.run_id for one in workers if not one.ended_s]
+    left = [worker.run_id for worker in workers if not worker.ended_s]
     if not left or not run.ended_s or run.ended_s > time.time():
         return []
     return [

@@ -46,7 +46,7 @@ def what_to_evaluate(name: str, bucket: str, target: str | None) -> tuple[str, l
         return benchmarks.recipe_of(model_address(name))
     if run_record.is_known(name) and run.config.method == "grpo":
         record = run_record.load_record(name)
-        own = [one for one in record.overrides if one.partition("=")[0].partition(".")[0].strip() in KEPT]
+        own = [line for line in record.overrides if line.partition("=")[0].partition(".")[0].strip() in KEPT]
         return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
     return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
@@ -129,17 +129,17 @@ def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
     if url:
         store = RunStore(url)
         stored = [f"storage.weights={store.exported}", f"storage.bucket={store.bucket}"]
-    found = here if here and target in SHARED else stored or here
-    if not found:
+    settings = here if here and target in SHARED else stored or here
+    if not settings:
         raise ConfigError(
             f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
             "a run exports them at its end"
         )
     # A folder may be another desk's, or a node's.
-    if found is stored and "${" not in config.model.path and not model_shapes.is_hub_id(config.model.path):
+    if settings is stored and "${" not in config.model.path and not model_shapes.is_hub_id(config.model.path):
         config = _shaped(name, url, config)
-        found = [*found, f"model.path={config.model.path}", "model.revision="]
-    return TrainedRun(config, found)
+        settings = [*settings, f"model.path={config.model.path}", "model.revision="]
+    return TrainedRun(config, settings)
 
 
 def _exported_with(file: str, folders: list[Path]) -> Path | None:
@@ -156,11 +156,11 @@ def _shaped(name: str, url: str, config: RunConfig) -> RunConfig:
     store = RunStore(url)
     folder = run_record.RUNS / name / run_record.PULLED / "base"
     key = run_record.load_record(name).uploads.get("model.path", "") if run_record.is_known(name) else ""
-    found = shared_record.fetched_shape(store.exported, folder, "")
-    if not found and key:  # an adapter
-        found = shared_record.fetched_shape(f"{store.bucket}/{key}", folder, key)
-    if found:
-        return run_config.override(config, [f"model.path={found}"])
+    shape = shared_record.fetched_shape(store.exported, folder, "")
+    if not shape and key:  # an adapter
+        shape = shared_record.fetched_shape(f"{store.bucket}/{key}", folder, key)
+    if shape:
+        return run_config.override(config, [f"model.path={shape}"])
     if (Path(config.model.path).expanduser() / "config.json").is_file():
         return config
     raise ConfigError(

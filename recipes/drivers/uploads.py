@@ -32,7 +32,7 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
     """
     if not target_named(target).disposable:
         return recipe
-    found = []
+    uploads = []
     for field, kind in FIELDS.items():
         if field == "algorithm.teacher" and recipe.kind == "sample":
             continue  # the trainer alone asks it
@@ -53,14 +53,14 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
                 f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}"
             )
         key = key or f"{kind}/{Path(local).name.lower()}-{content_digest(local)}"
-        found.append(Upload(field=field, local=local, key=key))
+        uploads.append(Upload(field=field, local=local, key=key))
     if recipe.storage.weights.startswith("/"):
         raise ConfigError(
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"
             " local"
         )
     _check_own_code(recipe, target)
-    return replace(recipe, uploads=tuple(found))
+    return replace(recipe, uploads=tuple(uploads))
 
 
 def _check_own_code(recipe: Recipe, target: str) -> None:

@@ -63,9 +63,9 @@ class DistributedLearner:
         """Updates of the run that were skipped because their gradient was not finite."""
         self._skipped_in_a_row = 0
 
-    def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> None:
+    def start(self, total_updates: int, source: FoundCheckpoint | None = None) -> None:
         """Loads policy and reference on every rank. Arguments as in `LearnerPart.start`."""
-        self.facts = self.ranks.all(LearnerPart.start, total_updates, found)[0]
+        self.facts = self.ranks.all(LearnerPart.start, total_updates, source)[0]
 
     # --- scoring and learning
 
@@ -152,12 +152,12 @@ class DistributedLearner:
         """What every rank has written and uploaded. Raises CheckpointError if one could not write."""
         return self.ranks.all(LearnerPart.save_status)
 
-    def load(self, found: FoundCheckpoint) -> None:
+    def load(self, source: FoundCheckpoint) -> None:
         """Takes over a committed checkpoint. Raises CorruptCheckpoint, before any rank resumes from it."""
         # All ranks load before any resumes: one may find its files damaged.
-        self.ranks.all(LearnerPart.load, found)
-        self.skipped = found.state.get("skipped", 0)
-        self.ranks.all(LearnerPart.resume, found.state["updates"], self.skipped)
+        self.ranks.all(LearnerPart.load, source)
+        self.skipped = source.state.get("skipped", 0)
+        self.ranks.all(LearnerPart.resume, source.state["updates"], self.skipped)
 
 
 def _picked(traces: Sequence[Trace], passes: Sequence[Sequence[int]]) -> list[list[Trace]]:

@@ -149,8 +149,8 @@ def grouped_product_fault(
         torch.full(size, float("nan"), device=device, dtype=dtype)
     ours = _with_gradients(GroupedProduct.apply(*low, ends), low, weights)
     theirs = _with_gradients(_loop(*full, counts), full, weights.float())
-    for name, mine, right in zip(NAMES, ours, theirs, strict=True):
-        off = float((mine.float() - right).norm())
+    for name, computed, right in zip(NAMES, ours, theirs, strict=True):
+        off = float((computed.float() - right).norm())
         if not off <= BOUND * float(right.norm()):  # NaN too
             return f"the {name} is off by {off:.2g} where the loop's norm is {float(right.norm()):.2g}"
     return ""

@@ -86,8 +86,8 @@ def fuse_layers(model: nn.Module) -> int:
     """Puts compiled functions into a model's norms, SwiGLU layers and rotary positions; returns how many
     modules it changed. Raises NotImplementedError if it knows no module of the model, or if an MLP is no
     SwiGLU."""
-    found = [(module, _compiled_forward(module)) for module in model.modules()]
-    changed = [(module, forward) for module, forward in found if forward is not None]
+    compiled = [(module, _compiled_forward(module)) for module in model.modules()]
+    changed = [(module, forward) for module, forward in compiled if forward is not None]
     for module, forward in changed:
         module.forward = partial(forward, module)
     if not changed:

@@ -150,8 +150,8 @@ def kernel_differences(
     ours = _with_gradients(packed, low, weights)
     theirs = _with_gradients(_alone(full, lengths), full, weights)
     off = {}
-    for name, mine, right in zip(NAMES, ours, theirs, strict=True):
-        off[name] = float((mine.float() - right).norm() / right.norm())
+    for name, computed, right in zip(NAMES, ours, theirs, strict=True):
+        off[name] = float((computed.float() - right).norm() / right.norm())
     return off
 
 

@@ -74,14 +74,14 @@ class LearnerPart:
         self._heap = Heap()
         self._fetching: Future[None] | None = None
 
-    def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> LearnerFacts:
+    def start(self, total_updates: int, source: FoundCheckpoint | None = None) -> LearnerFacts:
         """Meets the other ranks and loads policy and reference. total_updates: optimizer steps of the whole
-        run, for the learning-rate schedule. found: the checkpoint that `load` is going to read; a thread
+        run, for the learning-rate schedule. source: the checkpoint that `load` is going to read; a thread
         fetches its files meanwhile. What the thread cannot fetch, `load` fetches or reports."""
         rank = self.process.rank
         world_size = self.process.world_size
-        if found is not None:
-            self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
+        if source is not None:
+            self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, source, rank, world_size)
         lora.silence_bitsandbytes()
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.learning.policy import Policy, init_distributed
@@ -91,7 +91,7 @@ class LearnerPart:
         banned = prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(prompter.hf_config.to_dict())
         budget.check_experts(self.config, shape)
-        empty = found is not None and checkpoint_holds_policy(self.config)
+        empty = source is not None and checkpoint_holds_policy(self.config)
         teacher = self._teacher()
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)
         self.writer = ShardWriter(self.config, rank, world_size)
@@ -148,7 +148,7 @@ class LearnerPart:
         """Builds passes in a thread, for a GPU in memory that is copied from without a wait: images of a
         pass are tens of MiB, which the thread that launches kernels would have to copy first."""
         on_gpu = self.process.device.type == "cuda"
-        return build_ahead(lambda one: pin_record(build(one)) if on_gpu else build(one), passes)
+        return build_ahead(lambda batch: pin_record(build(batch)) if on_gpu else build(batch), passes)
 
     def pass_over(self) -> None:
         """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and
@@ -239,14 +239,14 @@ class LearnerPart:
         write."""
         return self.writer.status()
 
-    def load(self, found: FoundCheckpoint) -> None:
+    def load(self, source: FoundCheckpoint) -> None:
         """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises
         CorruptCheckpoint. It waits for no other rank: one whose files are damaged must not leave the others
         in a collective."""
         # What the thread has fetched lies on the disk; the reader fetches ranges of the rest.
         if self._fetching:
             wait([self._fetching])
-        self.policy.load(ShardReader(found).stream)
+        self.policy.load(ShardReader(source).stream)
 
     def resume(self, updates: int, skipped: int) -> None:
         """Goes on from the loaded checkpoint, after all ranks have loaded it."""

@@ -54,10 +54,10 @@ def _held_out(config: RunConfig, run: Session, step: int) -> dict[str, float]:
     by_source: dict[str, list[float]] = {}
     for source, value in zip(dataset.column("source")[: len(lengths)], accuracy, strict=True):
         by_source.setdefault(source.rpartition("/")[2], []).append(value)
-    asked, generated = evaluation.samples_per_prompt * len(lengths), max(1, len(traces))
+    wanted, generated = evaluation.samples_per_prompt * len(lengths), max(1, len(traces))
     metrics = {
-        "eval/accuracy": sum(accuracy) / asked,
-        "eval/format": sum(outcome.format for outcome in outcomes) / asked,
+        "eval/accuracy": sum(accuracy) / wanted,
+        "eval/format": sum(outcome.format for outcome in outcomes) / wanted,
         "eval/too_long": float(len(lengths) - len(prompts)),
         "eval/response_tokens_mean": tokens / generated,
         "eval/truncated_fraction": truncated / generated,

@@ -114,13 +114,13 @@ def explain_error(error: Exception, ranks: RayRanks | None = None) -> tuple[int,
     if isinstance(error, StorageError) or disk:
         return EXIT_STORAGE, f"error: {describe_disk_error(cause) if disk else cause}"
     if isinstance(error, DEAD):
-        said = str(error)
-        who = ranks.named(said) if ranks else ""
-        why = (said.splitlines() or ["no reason given"])[0]
-        if who and LOW_ON_MEMORY in said:
+        text = str(error)
+        who = ranks.named(text) if ranks else ""
+        why = (text.splitlines() or ["no reason given"])[0]
+        if who and LOW_ON_MEMORY in text:
             why = f"out of memory: Ray ended it. {last_words.SEE}"
         elif who and ranks:
-            why = ranks.cause(said)
+            why = ranks.cause(text)
         return EXIT_NODE_LOST, f"error: a rank or node was lost: {f'{who}: ' if who else ''}{why}"
     infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
     if isinstance(error, infrastructure):

@@ -68,7 +68,7 @@ def misplaced_rank(
     own = set(own)
     holds = []
     for rank, peer in enumerate(node.peers):
-        addresses = [one for one in resolve(peer) if not one.startswith("127.")]
+        addresses = [address for address in resolve(peer) if not address.startswith("127.")]
         if own & set(addresses):
             holds.append(rank)
     if not holds or node.rank in holds:
@@ -193,12 +193,12 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
     else:
         rank = _int(env, "PBS_NODENUM PBS_VNODENUM")
 
-    mine = 0
+    gpus_here = 0
     if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
         for line in read_text(env["PBS_GPUFILE"]).split():
             host = re.sub(r"-gpu\d+$", "", line)
-            mine += _first_label(host) == short[rank]
-    gpus = mine or _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
+            gpus_here += _first_label(host) == short[rank]
+    gpus = gpus_here or _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
     return _node("pbs", rank, len(hosts), hosts, gpus)
 
 

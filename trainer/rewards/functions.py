@@ -135,8 +135,8 @@ class CallSignature:
             else:
                 named[parameter.name] = values[parameter.name]
         if self.takes_all:
-            asked = {p.name for p in self.named}
-            named |= {name: value for name, value in values.items() if name not in asked}
+            listed = {p.name for p in self.named}
+            named |= {name: value for name, value in values.items() if name not in listed}
         return returned_number(self.function(*positional, **named), self.of_lists)
 
     def _values(self, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,9 +185,9 @@ class Judge(GradingClient):
         return reply
 
     def _grade(self, reply: bytes) -> Grade:
-        verdict, said = read_verdict(reply)
+        verdict, text = read_verdict(reply)
         if verdict == "error":
-            return Grade("error", 0.0, f"{self.name} gave no verdict: {one_line(said, 120)!r}")
+            return Grade("error", 0.0, f"{self.name} gave no verdict: {one_line(text, 120)!r}")
         return Grade(verdict, float(verdict == "correct"))
 
 
@@ -200,17 +200,17 @@ def read_verdict(reply: bytes) -> tuple[Verdict, str]:
     try:
         (choice,) = json.loads(reply)["choices"]
         message = choice["message"]
-        said = message["content"]
+        text = message["content"]
         ended = choice.get("finish_reason")
-        if not isinstance(said, str):
-            return "error", f"no text, but {said!r}"
+        if not isinstance(text, str):
+            return "error", f"no text, but {text!r}"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "error", reply[:200].decode(errors="replace")
     if ended not in (None, "stop"):
-        return "error", f"(ended by {ended}) {said}"
+        return "error", f"(ended by {ended}) {text}"
     if message.get("tool_calls") or message.get("function_call") or message.get("refusal"):
-        return "error", f"(a call or a refusal) {said}"
-    found = _VERDICT.fullmatch(_THOUGHT.sub("", said, count=1).strip())
-    if found is None:
-        return "error", said
-    return ("correct" if (found[1] or found[0]) == "CORRECT" else "wrong"), said
+        return "error", f"(a call or a refusal) {text}"
+    match = _VERDICT.fullmatch(_THOUGHT.sub("", text, count=1).strip())
+    if match is None:
+        return "error", text
+    return ("correct" if (match[1] or match[0]) == "CORRECT" else "wrong"), text

@@ -47,7 +47,7 @@ class Graders:
             grader.decide("x + 1", "1 + x", "math")  # loads what the first task would wait for
             resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
         self.about = {"wants_ids": any(function.asking.wants_ids for function in self.functions)}
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     def answer(self, message: bytes) -> bytes:
         """`Answerer.answer`."""
@@ -59,10 +59,10 @@ class Graders:
         except Exception as error:
             if self.functions:  # none of theirs: they broke this process, and the next one asks again
                 raise
-            said = " ".join(str(error).split())[:300]
-            result = ["error", 0.0, f"{type(error).__name__}: {said}", {}]
+            reason = " ".join(str(error).split())[:300]
+            result = ["error", 0.0, f"{type(error).__name__}: {reason}", {}]
         why = str(result[2]) if len(result) > 2 else ""
-        if why and why not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(why)
+        if why and why not in self._shown and len(self._shown) < MOST_TOLD:
+            self._shown.add(why)
             print(f"grading {task[1][:200]!a} failed: {why}", file=sys.stderr)
         return json.dumps(result).encode()

@@ -74,8 +74,8 @@ class RewardClient(GradingClient):
             raise BadReplyError(f"{self.name} sent no JSON, but {sent[:80]!r}") from None
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} instead of an object")
-        there = (name for name in ("acc_rewards", "scores", "rewards") if reply.get(name) is not None)
-        name = next(there, "")
+        given = (name for name in ("acc_rewards", "scores", "rewards") if reply.get(name) is not None)
+        name = next(given, "")
         if not name:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
         accuracies = reply[name]

@@ -59,7 +59,7 @@ class Scorer:
         self._pool = ProcessPool(config.workers, config.deadline_s, specs, env=config.env)
         self._known: dict[Task, Grade] = {}
         self._last_shares: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self.wants_ids = bool(config.own) and self._pool.check()
         """Whether a user's function wants the token ids of completions."""
 
@@ -195,8 +195,8 @@ class Scorer:
         """`grader.reference_error` for each reference answer, under the deadline."""
         questions = questions or [""] * len(references)
         futures = []
-        for asked in zip(references, answer_types, questions, strict=True):
-            futures.append(self._pool.submit(["reference", *asked]))
+        for task in zip(references, answer_types, questions, strict=True):
+            futures.append(self._pool.submit(["reference", *task]))
 
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
@@ -311,8 +311,8 @@ class Scorer:
     def _tell(self, failed: Sequence[str]) -> None:
         """Prints each kind of failure once."""
         for why in failed:
-            if why not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(why)
+            if why not in self._shown and len(self._shown) < MOST_TOLD:
+                self._shown.add(why)
                 print(f"warning: a completion was not graded, and earns nothing: {why}", flush=True)
 
 
@@ -322,7 +322,7 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
     left: completions that were not graded any more.
     """
     (often, times), *others = Counter(failed).most_common()
-    what = "timed out in grading" if verdict == "timeout" else "could not be graded"
+    fate = "timed out in grading" if verdict == "timeout" else "could not be graded"
     more = f" ({times} times; {len(others)} other failures)" if others else ""
     unseen = f" ({left} are not graded)" if left else ""
     cure = "correct what fails"
@@ -333,7 +333,7 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
     if verdict == "timeout" and often.startswith("rewards.remote_url"):
         cure = "look at the samples, and give the server more machines"
     return (
-        f"{len(failed)} of {completions} completions {what}{unseen},"
+        f"{len(failed)} of {completions} completions {fate}{unseen},"
         f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}."
         " Nothing was learned from this step"
     )

@@ -91,8 +91,8 @@ def find_payments(scorer: Scorer, rows: Sequence[TriedRow], seed: int = 0) -> li
     paid: list[Payment] = []
     for start in range(0, len(tries), BATCH):
         batch = tries[start : start + BATCH]
-        asked, _, replies = zip(*batch, strict=True)
-        columns = zip(*((r.reference, r.answer_type, r.question, r.facts) for r in asked), strict=True)
+        tried, _, replies = zip(*batch, strict=True)
+        columns = zip(*((r.reference, r.answer_type, r.question, r.facts) for r in tried), strict=True)
         outcomes = scorer.score(list(map(sample_completion, replies)), *map(list, columns))
         for (row, trick, reply), outcome in zip(batch, outcomes, strict=True):
             if outcome.accuracy > 0:
@@ -118,12 +118,12 @@ def _tries(rows: Sequence[TriedRow], draw: random.Random) -> Iterator[tuple[Trie
 def spans(question: str, draw: random.Random) -> list[str]:
     """Runs of words of a question, and its mathematics between dollar signs."""
     words = question.split()
-    found = re.findall(r"\$([^$]{1,200})\$", question)
+    runs = re.findall(r"\$([^$]{1,200})\$", question)
     for start in range(len(words)):
         for end in range(start + 1, min(start + MAX_SPAN_WORDS, len(words)) + 1):
-            found.append(" ".join(words[start:end]).strip(".,;:?!"))
-    found = list(dict.fromkeys(filter(None, found)))
-    return found if len(found) <= MAX_SPANS else draw.sample(found, MAX_SPANS)
+            runs.append(" ".join(words[start:end]).strip(".,;:?!"))
+    runs = list(dict.fromkeys(filter(None, runs)))
+    return runs if len(runs) <= MAX_SPANS else draw.sample(runs, MAX_SPANS)
 
 
 def edits(reference: str, draw: random.Random) -> list[str]:

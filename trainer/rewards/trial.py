@@ -163,13 +163,13 @@ def trial_row(row: Row) -> TrialRow:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    rewards, turns = (from_dict(kind, asked[name]) for kind, name in ((Rewards, "rewards"), (Turns, "turns")))
+    given = json.load(sys.stdin)
+    rewards, turns = (from_dict(kind, given[name]) for kind, name in ((Rewards, "rewards"), (Turns, "turns")))
     try:
-        told = try_at_desk(rewards, turns, asked["data"], asked["split"])
+        answer = try_at_desk(rewards, turns, given["data"], given["split"])
     except ConfigError as error:
-        told = {"refused": str(error), "notes": []}
-    print(json.dumps(told))
+        answer = {"refused": str(error), "notes": []}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

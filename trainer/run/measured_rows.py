@@ -40,8 +40,8 @@ class Rows:
             dataset = self.datasets[split]
             rows = min(len(dataset), split.max_rows or len(dataset))
             processor = self.ranks.first(RankProcess.processor_fingerprint)
-            asked = astuple(dataset.prompting)
-            key = [dataset.fingerprint, split.name, rows, self.config.method, processor, asked]
+            prompting = astuple(dataset.prompting)
+            key = [dataset.fingerprint, split.name, rows, self.config.method, processor, prompting]
             self._lengths[split] = lengths.cached_lengths(key, lambda: self._measure(split, rows))
         return self._lengths[split]
 

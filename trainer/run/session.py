@@ -241,10 +241,10 @@ class Session:
         self.step_log.clock.mark("resume")
         return ResumedRun(step, dict(checkpoint.state["reward_norm"]) if checkpoint else {})
 
-    def _restore(self, found: FoundCheckpoint) -> None:
+    def _restore(self, source: FoundCheckpoint) -> None:
         """Loads a checkpoint, and the logs of what was sampled ahead of it. Raises CorruptCheckpoint."""
-        self.rollouts.open(found.step, found.ahead)
-        self.learner.load(found)
+        self.rollouts.open(source.step, source.ahead)
+        self.learner.load(source)
 
     def load_model(self) -> None:
         """For a loop that trains nothing: the model as it is goes into the engines. Raises as
@@ -377,6 +377,6 @@ def needed_logs(config: RunConfig, step: int, total: int) -> range:
     return range(step + 1, min(step + config.rollout.staleness, total) + 1)
 
 
-def _attached(found: FoundCheckpoint, name: str) -> bytes:
-    names = {entry["name"] for entry in found.manifest["files"]}
-    return found.local(name).read_bytes() if name in names else b""
+def _attached(source: FoundCheckpoint, name: str) -> bytes:
+    names = {entry["name"] for entry in source.manifest["files"]}
+    return source.local(name).read_bytes() if name in names else b""

@@ -107,12 +107,12 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
         # Without us, even after SIGKILL, vLLM would answer, and cost, without an end.
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
-    told: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: told.append(got))
+        signal.signal(number, lambda got, _: signals.append(got))
     ready = False
     try:
-        while server.poll() is None and not told:
+        while server.poll() is None and not signals:
             after = time.monotonic() - began
             if not ready and server_answers(port):
                 ready = True
@@ -126,15 +126,15 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
                 return EXIT_ERROR
             if after > 3600 * hours:
                 print(f"{hours:g} hours are over: serving ends (budget.max_hours)", flush=True)
-                told.append(signal.SIGTERM)
+                signals.append(signal.SIGTERM)
                 return EXIT_OK
             time.sleep(0.5)
     finally:
         end_server(server)
         scratch.cleanup()
-        note_state(config, "finished" if told else "failed")
-    if told:
-        return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_OK
+        note_state(config, "finished" if signals else "failed")
+    if signals:
+        return EXIT_INTERRUPTED if signal.SIGINT in signals else EXIT_OK
     print(f"error: vLLM ended with {server.returncode}: the lines above say why", file=sys.stderr, flush=True)
     return EXIT_ERROR
 

@@ -88,7 +88,7 @@ def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: i
     """The arguments of vLLM's `LLM`. images_per_prompt: the largest number of images in any row."""
     rollout = config.rollout
     on_gpu = config.placement.device == "cuda"
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": config.model.path,
         "dtype": "bfloat16" if config.model.dtype == "bf16" else "float32",
         "load_format": in_process.BACKEND,
@@ -107,21 +107,21 @@ def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: i
     }
     if on_gpu and config.run.deterministic == "cuda":
         _check_deterministic(prompter)
-    asked |= _of_gpu(config) if on_gpu else _of_cpu(config)
+    arguments |= _of_gpu(config) if on_gpu else _of_cpu(config)
     if prompter.architecture.gated_delta:
-        asked |= _of_gated_delta(config)
+        arguments |= _of_gated_delta(config)
     if prompter.has_vision:
-        asked["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
-        asked["mm_processor_kwargs"] = {"size": prompter.size}
-        asked["mm_processor_cache_gb"] = 0  # by default 4 GiB; a prompt comes once per step
+        arguments["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
+        arguments["mm_processor_kwargs"] = {"size": prompter.size}
+        arguments["mm_processor_cache_gb"] = 0  # by default 4 GiB; a prompt comes once per step
     if rollout.expert_parallel:
-        asked["enable_expert_parallel"] = True
-    return asked | ({"revision": config.model.revision} if config.model.revision else {})
+        arguments["enable_expert_parallel"] = True
+    return arguments | ({"revision": config.model.revision} if config.model.revision else {})
 
 
 def _of_gpu(config: RunConfig) -> dict[str, Any]:
     """Further arguments of an engine on a GPU."""
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "gpu_memory_utilization": config.rollout.gpu_memory_utilization,
         "enable_sleep_mode": config.rollout.sleep_level > 0,
         # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card, and it makes
@@ -129,11 +129,11 @@ def _of_gpu(config: RunConfig) -> dict[str, Any]:
         "max_num_seqs": config.engine_sequences,
     }
     if not config.rollout.eager:
-        asked["max_cudagraph_capture_size"] = config.engine_sequences
+        arguments["max_cudagraph_capture_size"] = config.engine_sequences
     # Two profiling passes over the whole world, for kernels that these models use on no card but Blackwell.
     if torch.cuda.get_device_capability() < BLACKWELL:
-        asked["kernel_config"] = {"enable_flashinfer_autotune": False}
-    return asked
+        arguments["kernel_config"] = {"enable_flashinfer_autotune": False}
+    return arguments
 
 
 def _check_deterministic(prompter: Prompter) -> None:
@@ -165,18 +165,18 @@ def _of_cpu(config: RunConfig) -> dict[str, Any]:
 def _of_gated_delta(config: RunConfig) -> dict[str, Any]:
     """Further arguments for a model with gated delta-net layers: a state in fp32, as the policy computes it.
     Raises ConfigError for what vLLM's kernels for CPUs do not compute."""
-    asked: dict[str, Any] = {"mamba_ssm_cache_dtype": "float32"}
+    arguments: dict[str, Any] = {"mamba_ssm_cache_dtype": "float32"}
     if config.placement.device == "cuda":
         # vLLM's own choice on Hopper and newer is a kernel of FlashInfer that was not compared with the
         # policy's.
-        return asked | {"gdn_prefill_backend": "triton"}
+        return arguments | {"gdn_prefill_backend": "triton"}
     if config.model.dtype != "bf16":
         raise ConfigError(
             f"model.dtype {config.model.dtype}: on a CPU vLLM computes gated delta-net layers in bf16 only:"
             " set model.dtype to bf16"
         )
     # A cached prefix needs states at its blocks' ends, which only come with prompts cut into chunks.
-    return asked | {"enable_prefix_caching": False}
+    return arguments | {"enable_prefix_caching": False}
 
 
 class Engine:
@@ -363,8 +363,8 @@ class Engine:
             return
         ids = trace.tokens[observation.start : observation.stop].tolist()
         alone = one_token_each(ids, self._image_token_id)
-        asked = {"prompt_token_ids": alone, "multi_modal_data": {"image": list(observation.images)}}
-        rendered = self._rendered(asked)
+        prompt = {"prompt_token_ids": alone, "multi_modal_data": {"image": list(observation.images)}}
+        rendered = self._rendered(prompt)
         if list(rendered["prompt_token_ids"]) != ids:
             raise RuntimeError(
                 f"row {trace.row}: engine and policy read {len(observation.images)} shown images as"
@@ -392,11 +392,11 @@ class Engine:
     def _trace(self, group: OpenGroup, index: int, output: Any, max_tokens: int) -> Trace:
         engine_ids = list(output.prompt_token_ids or ())
         begun, so_far = group.begun[index], group.so_far(index)
-        asked = [*group.prompt_ids, *so_far]
-        if engine_ids != asked:
+        expected = [*group.prompt_ids, *so_far]
+        if engine_ids != expected:
             raise RuntimeError(
                 f"row {group.prompt.row}: engine and policy read its prompt as {len(engine_ids)} and "
-                f"{len(asked)} tokens: the processors of vLLM and transformers disagree"
+                f"{len(expected)} tokens: the processors of vLLM and transformers disagree"
             )
         (completion,) = output.outputs
         ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
@@ -405,7 +405,7 @@ class Engine:
         if end == "length" and len(so_far) + len(ids) < max_tokens:
             end = "cut"
         piece = completed_trace(
-            asked,
+            expected,
             ids,
             group=group.prompt.group,
             row=group.prompt.row,

@@ -126,13 +126,13 @@ def descendants(root: int) -> list[int]:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: list[int] = []
+    pids: list[int] = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return found
+    return pids
 
 
 def main() -> None:

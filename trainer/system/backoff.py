@@ -33,11 +33,11 @@ class Backoff:
         self,
         action: Callable[[], T],
         may_pass: Callable[[Exception], bool],
-        told: Callable[[Exception, int, float], None] = lambda error, failures, wait_s: None,
+        on_wait: Callable[[Exception, int, float], None] = lambda error, failures, wait_s: None,
     ) -> T:
         """The action's result.
 
-        Raises what the action raised last, or first where `may_pass` of that is false. told: called with
+        Raises what the action raised last, or first where `may_pass` of that is false. on_wait: called with
         the error, the number of failures and the seconds, before every wait. A server that says when to
         return (`retry_after_s`) is asked then; such replies do not count as failures while patience lasts.
         """
@@ -58,7 +58,7 @@ class Backoff:
                     wait_s = max(self.wait_s(failures), min(asked_s or 0.0, self.max_wait_s))
                     if failures >= self.attempts:
                         wait_s = min(wait_s, left_s)
-                told(error, failures, wait_s)
+                on_wait(error, failures, wait_s)
             time.sleep(wait_s)
 
 

@@ -32,24 +32,24 @@ def cause_in_log(log: str) -> str:
     signal, fatal, thrown = (pattern.search(log) for pattern in (SIGNAL, FATAL, THROWN))
     if not signal and not fatal:
         return ""
-    what = signal[1] if signal else fatal[1] if fatal else ""
+    cause = signal[1] if signal else fatal[1] if fatal else ""
     if thrown:
-        what += f" after {thrown[1][:200]}"
+        cause += f" after {thrown[1][:200]}"
     functions = [name for name in FRAME.findall(log) if not name.startswith(HANDLERS)]
     if functions:
-        what += f" in {functions[0]}"
+        cause += f" in {functions[0]}"
     python = log[fatal.end() :].partition("\n\nExtension modules")[0] if fatal else ""
     place = innermost_frame(python)
-    return f"{what}, called at {place}" if place else what
+    return f"{cause}, called at {place}" if place else cause
 
 
 def memory_kills() -> int | None:
     """Processes that the kernel has killed for memory since it started; None where it does not tell."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def cause_outside_log(before: int | None) -> str:

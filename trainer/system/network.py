@@ -22,20 +22,20 @@ def interfaces() -> list[Interface]:
     """This machine's interfaces that have an IPv4 address."""
     import psutil
 
-    cards = [(name, one) for name, addresses in psutil.net_if_addrs().items() for one in addresses]
-    return [Interface(name, one.address) for name, one in cards if one.family == socket.AF_INET]
+    cards = [(name, entry) for name, addresses in psutil.net_if_addrs().items() for entry in addresses]
+    return [Interface(name, entry.address) for name, entry in cards if entry.family == socket.AF_INET]
 
 
 def ipv4_problem(peers: Iterable[str]) -> str:
     """Which node has no address of IPv4, which launcher, Ray and Gloo speak; "" if none is known."""
     for peer in peers:
         try:
-            families = {found[0] for found in socket.getaddrinfo(peer, None)}
+            families = {entry[0] for entry in socket.getaddrinfo(peer, None)}
         except OSError:  # a name that is not known yet
             continue
         if families == {socket.AF_INET6}:
-            what = f"{peer} has an address of IPv6 alone, and launcher, Ray and Gloo speak IPv4"
-            return f"{what}: give the nodes IPv4 addresses"
+            problem = f"{peer} has an address of IPv6 alone, and launcher, Ray and Gloo speak IPv4"
+            return f"{problem}: give the nodes IPv4 addresses"
     return ""
 
 
@@ -49,8 +49,8 @@ def route_address(peer: str) -> str:
 def interface_of(address: str, known: Iterable[Interface]) -> Interface:
     """The interface that holds `address`. Raises ConfigError if none does."""
     known = list(known)
-    if found := next((interface for interface in known if interface.address == address), None):
-        return found
+    if holder := next((interface for interface in known if interface.address == address), None):
+        return holder
     have = ", ".join(f"{i.name} {i.address}" for i in known)
     raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
 
@@ -108,4 +108,4 @@ def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[s
 
 
 def _is_one_of(name: str, wanted: Iterable[str], exact: bool) -> bool:
-    return any(name == one or (not exact and name.startswith(one)) for one in wanted)
+    return any(name == other or (not exact and name.startswith(other)) for other in wanted)

@@ -67,10 +67,10 @@ def load_named(key: str, spec: str) -> Callable[..., Any]:
         refused = OwnFileError(fault_of(key, spec, error))
         refused.lacks_module = isinstance(error, ModuleNotFoundError)
         raise refused from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    loaded = getattr(module, name, None)
+    if not callable(loaded):
         raise OwnFileError(f"{key}: {path} has no function {name!r}")
-    return found
+    return loaded
 
 
 def _make_importable(folder: Path) -> None:
@@ -101,8 +101,8 @@ async def _awaited(returned: Any) -> Any:
 
 def fault_of(key: str, spec: str, error: BaseException) -> str:
     """What a user's file raised, with its line, on one line."""
-    said = " ".join(str(error).split())[:FAULT_CHARS]
-    return f"{key} {spec}: {type(error).__name__}: {said}{_at_line(error, own_path(spec))}"
+    reason = " ".join(str(error).split())[:FAULT_CHARS]
+    return f"{key} {spec}: {type(error).__name__}: {reason}{_at_line(error, own_path(spec))}"
 
 
 def _at_line(error: BaseException, path: Path) -> str:

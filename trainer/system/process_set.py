@@ -274,15 +274,15 @@ class ProcessSet:
 
 def _started_by(root: int) -> list[int]:
     """All that descends from a process as the kernel lists children; none where it does not."""
-    found: list[int] = []
+    pids: list[int] = []
     queue = [root]
     while queue:
         for children in Path(f"/proc/{queue.pop()}/task").glob("*/children"):
             with contextlib.suppress(OSError, ValueError):
                 below = [int(pid) for pid in children.read_text().split()]
-                found += below
+                pids += below
                 queue += below
-    return found
+    return pids
 
 
 def _resident_bytes(pid: int) -> int:
@@ -303,7 +303,7 @@ def _proportional_bytes(pid: int) -> int:
     return _resident_bytes(pid)
 
 
-def _forward(process: subprocess.Popen[bytes], what: str) -> None:
+def _forward(process: subprocess.Popen[bytes], title: str) -> None:
     """Passes on the first OUTPUT_BYTES that a process prints, and reads the rest."""
     left = OUTPUT_BYTES
     assert process.stdout is not None
@@ -314,7 +314,7 @@ def _forward(process: subprocess.Popen[bytes], what: str) -> None:
                 sys.stderr.flush()
                 left -= len(piece)
                 if left <= 0:
-                    print(f"\n{what} prints more; the rest is dropped", file=sys.stderr, flush=True)
+                    print(f"\n{title} prints more; the rest is dropped", file=sys.stderr, flush=True)
 
 
 def waited_for_cpu_s(pid: int) -> float:

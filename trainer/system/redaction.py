@@ -74,15 +74,15 @@ def _own_cleaner() -> Callable[[str], str]:
 
 def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], str]:
     """A function that takes a text to one without secrets. secrets: values that are known, by name."""
-    values = sorted(secrets.items(), key=lambda one: -len(one[1]))
+    values = sorted(secrets.items(), key=lambda item: -len(item[1]))
 
     def clean(text: str) -> str:
         for name, value in values:
             for form in {value, json.dumps(value)[1:-1]}:
                 text = text.replace(form, f"[{name} removed]")
         text = BLOCK.sub("[a private key removed]", text)
-        for what, pattern in SIGNS.items():
-            text = re.sub(pattern, f"[{what} removed]", text)
+        for kind, pattern in SIGNS.items():
+            text = re.sub(pattern, f"[{kind} removed]", text)
         for pattern in ASSIGNED:
             text = re.sub(pattern, _without_value, text)
         return text
@@ -90,10 +90,10 @@ def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], str]:
     return clean
 
 
-def _without_value(found: re.Match[str]) -> str:
-    value = found["value"]
+def _without_value(match: re.Match[str]) -> str:
+    value = match["value"]
     kept = "removed]" in value or value.startswith("$") or value in ("null", "true", "false", '""', "''")
-    return found[0] if kept else f"{found['name']}[removed]"
+    return match[0] if kept else f"{match['name']}[removed]"
 
 
 def secret_in_text(text: bytes, secrets: Mapping[str, str]) -> str:
@@ -101,4 +101,4 @@ def secret_in_text(text: bytes, secrets: Mapping[str, str]) -> str:
     for name, value in secrets.items():
         if len(value) >= LEAST_SECRET and value.strip().encode() in text:
             return f"the value of {name}"
-    return next((what for what, pattern in SIGNS.items() if re.search(pattern.encode(), text)), "")
+    return next((kind for kind, pattern in SIGNS.items() if re.search(pattern.encode(), text)), "")

@@ -66,9 +66,9 @@ _told: dict[str, float] = {}
 
 
 @contextlib.contextmanager
-def waiting_for(kind: Kind, what: str, limit_s: float) -> Generator[Waiter]:
+def waiting_for(kind: Kind, server: str, limit_s: float) -> Generator[Waiter]:
     """Says for the time of the block that this process waits for a server."""
-    waiter = Waiter(kind, what, limit_s)
+    waiter = Waiter(kind, server, limit_s)
     try:
         yield waiter
     finally:
@@ -78,8 +78,8 @@ def waiting_for(kind: Kind, what: str, limit_s: float) -> Generator[Waiter]:
 class Waiter:
     """One wait of this process. Threads may share it."""
 
-    def __init__(self, kind: Kind, what: str, limit_s: float) -> None:
-        self._wait = ServerWait(kind, what, time.time(), time.monotonic(), limit_s)
+    def __init__(self, kind: Kind, server: str, limit_s: float) -> None:
+        self._wait = ServerWait(kind, server, time.time(), time.monotonic(), limit_s)
         self._put(self._wait)
 
     def failed(self, why: str) -> None:
@@ -123,7 +123,7 @@ def _write() -> None:
 
 def read_waits(folder: Path) -> list[ServerWait]:
     """The waits of this node's processes that still run and are within their limits, the oldest first."""
-    found = []
+    waits = []
     for path in folder.glob("waits-*.json"):
         if processes.process_state(int(path.stem.removeprefix("waits-"))) in ("", "Z", "T", "t"):
             continue
@@ -131,5 +131,5 @@ def read_waits(folder: Path) -> list[ServerWait]:
             for fields in json.loads(path.read_text()):
                 wait = ServerWait(**fields)
                 if time.monotonic() - wait.since_s <= wait.limit_s:
-                    found.append(wait)
-    return sorted(found, key=lambda wait: wait.since_s)
+                    waits.append(wait)
+    return sorted(waits, key=lambda wait: wait.since_s)

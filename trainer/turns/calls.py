@@ -37,16 +37,16 @@ class Call:
 
 def call_in(reply: str) -> Call | None:
     """The call that a reply makes behind its reasoning; None if it makes none. Raises BadCallError."""
-    said = reply.rpartition(THINK_END)[2]
-    if MARK not in said:
+    text = reply.rpartition(THINK_END)[2]
+    if MARK not in text:
         return None
     # Loaded where replies are answered: it takes a second or two.
     from transformers.utils.chat_parsing import parse_response
 
-    if said.count(MARK) > 1:
+    if text.count(MARK) > 1:
         raise BadCallError("make one call at a time")
     try:
-        (called,) = parse_response(said, FORM, prefix="").get("tool_calls", [None])
+        (called,) = parse_response(text, FORM, prefix="").get("tool_calls", [None])
     except (ValueError, RecursionError):
         raise BadCallError("the call is not valid JSON") from None
     if not isinstance(called, dict) or not isinstance(called.get("name"), str):

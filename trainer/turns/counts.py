@@ -48,11 +48,11 @@ def usual_failure(traces: Sequence[Trace]) -> str:
     """The failure of tools that a step's observations tell of most often, and its number; "" if none does."""
     failures: Counter[str] = Counter()
     for trace in traces:
-        failures.update(said for said in trace.dialog[1::2] if said.startswith(FAILED))
+        failures.update(observed for observed in trace.dialog[1::2] if observed.startswith(FAILED))
     if not failures:
         return ""
-    (said, times), *_ = failures.most_common(1)
-    return f"{said[:200]!r} ({times} times)"
+    (observed, times), *_ = failures.most_common(1)
+    return f"{observed[:200]!r} ({times} times)"
 
 
 def _called(reply: str) -> str:

@@ -122,5 +122,5 @@ class ServedEnvironment:
             fault = fault_of(KEY, self.spec, error)
             print(f"turns: {fault}", file=sys.stderr, flush=True)
             # The model reads what went wrong, and not where a person keeps files.
-            said = " ".join(str(error).split())[:MOST_SAID]
-            return packed({"failed": f"{type(error).__name__}: {said}", "fault": fault})
+            reason = " ".join(str(error).split())[:MOST_SAID]
+            return packed({"failed": f"{type(error).__name__}: {reason}", "fault": fault})

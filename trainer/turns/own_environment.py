@@ -27,10 +27,10 @@ MOST_BYTES = 2 << 30
 class ToolFailure(Exception):
     """What became of a call, for the model to read."""
 
-    def __init__(self, said: str, fault: str = "") -> None:
+    def __init__(self, reason: str, fault: str = "") -> None:
         """fault: the same for a person, with file and line."""
-        super().__init__(said)
-        self.fault = fault or said
+        super().__init__(reason)
+        self.fault = fault or reason
 
 
 class OwnEnvironment(Environment):
@@ -88,10 +88,10 @@ class OwnEnvironment(Environment):
         self, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
     ) -> Observation | None:
         """As `answer`; raises ToolFailure instead of saying it."""
-        said, images = self._ask("answer", situation, replies, deadline_s)
-        if "wrong" in said:
-            return Observation(f"{ERROR}{said['wrong']}")
-        return Observation(said["text"], images, said["role"]) if said else None
+        reply, images = self._ask("answer", situation, replies, deadline_s)
+        if "wrong" in reply:
+            return Observation(f"{ERROR}{reply['wrong']}")
+        return Observation(reply["text"], images, reply["role"]) if reply else None
 
     def score(self, situation: Situation, replies: Sequence[str]) -> float | None:
         """`Environment.score`."""
@@ -105,7 +105,7 @@ class OwnEnvironment(Environment):
         return self._ask("score", situation, replies)[0]["score"]
 
     def _ask(
-        self, what: str, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
+        self, asks: str, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
     ) -> tuple[dict[str, Any], list]:
         verdicts = {}
         calls = {}
@@ -113,7 +113,7 @@ class OwnEnvironment(Environment):
             verdicts[reply] = situation.verdict(reply)
             calls[reply] = _call_of(situation, reply)
         about = {
-            "asks": what,
+            "asks": asks,
             "replies": list(replies),
             "seen": [picture.seen for picture in situation.pictures],
             "verdicts": verdicts,
@@ -124,7 +124,7 @@ class OwnEnvironment(Environment):
         images = [picture.image for picture in situation.pictures]
         deadline_s = deadline_s or self.deadline_s
         try:
-            said, shown = unpacked(self.processes.ask(packed(about, images), deadline_s))
+            answer, shown = unpacked(self.processes.ask(packed(about, images), deadline_s))
         except TimeoutError:
             raise ToolFailure(f"no result within {deadline_s:g} seconds") from None
         except TookTooMuch:
@@ -133,9 +133,9 @@ class OwnEnvironment(Environment):
             raise ToolFailure("the tool crashed") from None
         except ValueError:
             raise ToolFailure("the tool said nothing that can be read") from None
-        if "failed" in said:
-            raise ToolFailure(said["failed"], said["fault"])
-        return said, shown
+        if "failed" in answer:
+            raise ToolFailure(answer["failed"], answer["fault"])
+        return answer, shown
 
 
 def _call_of(situation: Situation, reply: str) -> tuple[str, Mapping[str, Any]] | str | None:

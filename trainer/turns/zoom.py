@@ -85,8 +85,8 @@ class Zoom(Environment):
         size = shown_size(box, self.image_pixels, situation.cell)
         shown = part.resize(size, Image.Resampling.BICUBIC)
         numbers = ", ".join(f"{value:g}" for value in box)
-        said = f"Picture {number}, box [{numbers}], in {size[0]} x {size[1]} pixels:"
-        return Observation(said, (shown,))
+        caption = f"Picture {number}, box [{numbers}], in {size[0]} x {size[1]} pixels:"
+        return Observation(caption, (shown,))
 
 
 def checked_box(box: Any, seen: tuple[int, int]) -> tuple[float, float, float, float]:

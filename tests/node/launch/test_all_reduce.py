@@ -46,7 +46,7 @@ def head(tmp_path, measured, fabric):
         "fabric_gbit_per_s": fabric,
         "measure_speed": measure_speed,
         "say": lines.append,
-    } | {"found": [], "shown": 0, "measured": {}, "check_others": None}
+    } | {"findings": [], "shown": 0, "measured": {}, "check_others": None}
     return launcher, lines, orders
 
 
@@ -68,7 +68,7 @@ def test_what_the_next_machine_shares_takes_no_other(tmp_path, measured):
     launcher, _, _ = head(tmp_path, measured, 3200.0)
     with pytest.raises(LaunchEnded) as end:
         launcher.time_all_reduce()
-    assert end.value.code == 2 and not findings.failed_machines(launcher.found)
+    assert end.value.code == 2 and not findings.failed_machines(launcher.findings)
 
 
 def test_a_worker_goes_on_to_the_heads_next_order():

@@ -65,10 +65,10 @@ def reach(head: HeadLauncher, step: int, started_unix_s: float) -> None:
 def test_only_a_process_that_died_while_machines_stayed_is_one(head, code, died, noticed, step, recorded):
     reach(head, step, time.time())
     head.died, head.others.noticed = died, noticed
-    head.said = "a rank or node was lost: rank 3"
+    head.job_why = "a rank or node was lost: rank 3"
     assert head.settle(code) == code
     past = Attempts.of(head.config).past()[-1]
-    assert (past.code, past.died_at_step, past.why) == (code, recorded, head.said)
+    assert (past.code, past.died_at_step, past.why) == (code, recorded, head.job_why)
     assert ("one more death" in past.left) == (recorded is not None)
 
 
@@ -134,7 +134,7 @@ def told(head: HeadLauncher) -> tuple[str, str]:
 
 def test_the_sentence_on_the_screen_is_in_the_progress_the_record_and_the_log(head):
     reach(head, 5, time.time())
-    head.died, head.said = True, "step 5 reward 0.904"
+    head.died, head.job_why = True, "step 5 reward 0.904"
     head.why = "no progress in phase update of step 5: rank 1 on node 0 is stopped (state T)"
     head.settle(EXIT_NODE_LOST)
     assert told(head) == (head.why, f"error: {head.why}\n")
@@ -150,7 +150,7 @@ def test_the_sentence_on_the_screen_is_in_the_progress_the_record_and_the_log(he
 )
 def test_what_the_job_said_or_what_the_code_means_is_the_reason(head, code, said, reason):
     reach(head, 5, time.time())
-    head.said = said
+    head.job_why = said
     head.settle(code)
     assert told(head) == (reason, ""), "the job's own line is in the log already"
 

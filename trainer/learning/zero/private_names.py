@@ -63,8 +63,8 @@ def absent(names: Names) -> list[str]:
     missing = []
     for module, listed in names.items():
         loader: Any = getattr(find_spec(f"deepspeed.{module}"), "loader", None)
-        there = set(_used_in(loader.get_code(f"deepspeed.{module}"))) if loader else set()
-        missing += [f"{module}.{name}" for name in listed.split() if name not in there]
+        used = set(_used_in(loader.get_code(f"deepspeed.{module}"))) if loader else set()
+        missing += [f"{module}.{name}" for name in listed.split() if name not in used]
     return missing
 
 

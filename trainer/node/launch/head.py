@@ -38,7 +38,7 @@ class HeadLauncher(JoiningHead):
         super().__init__(*arguments)
         self.shown = 0
         """How many of the findings have been shown."""
-        self.said = ""
+        self.job_why = ""
         """What the job said about its end."""
 
     @property
@@ -67,7 +67,7 @@ class HeadLauncher(JoiningHead):
             self.check_transfer()
         code = self.watch(self.submit({}))
         while code == EXIT_NODE_LOST and restarted and self.machines_stay():
-            attempt = self.holder.start_again_here(self.said, self.step())
+            attempt = self.holder.start_again_here(self.job_why, self.step())
             if not attempt:
                 self.died = True
                 break
@@ -81,7 +81,7 @@ class HeadLauncher(JoiningHead):
     def check_nodes(self) -> None:
         """Checks this machine, with others all and their network. Raises LaunchEnded if one fails."""
         own = self.look_at_host()
-        self.found = [findings.finding_from_message(finding) for finding in own["findings"]]
+        self.findings = [findings.finding_from_message(finding) for finding in own["findings"]]
         self.machines = {0: refused.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
@@ -93,19 +93,19 @@ class HeadLauncher(JoiningHead):
     def refuse(self, last: bool = False) -> None:
         """Shows and writes what was found. Raises LaunchEnded if any check failed."""
         name_of = "".format if self.alone else self.node.name_of
-        for line in findings.finding_lines(self.found[self.shown :], name_of):
+        for line in findings.finding_lines(self.findings[self.shown :], name_of):
             print(line, file=sys.stderr, flush=True)
-        self.shown = len(self.found)
-        code = findings.exit_code(self.found)
+        self.shown = len(self.findings)
+        code = findings.exit_code(self.findings)
         # A disk that cannot be written may be the finding.
         with contextlib.suppress(*[OSError] if code else []):
-            findings.write_findings(self.found, self.measured, self.config.run.dir)
+            findings.write_findings(self.findings, self.measured, self.config.run.dir)
         path = Path(self.config.run.dir) / findings.FILE
         if self.arguments.preflight and (last or code):
-            print(findings.findings_table(self.found, name_of), flush=True)
+            print(findings.findings_table(self.findings, name_of), flush=True)
             self.say(f"all findings: {path}")
         elif not self.alone and not code:
-            passed = [finding for finding in self.found if finding.level == "pass"]
+            passed = [finding for finding in self.findings if finding.level == "pass"]
             self.say(f"{len(passed)} checks passed ({path})")
         if code:
             raise LaunchEnded(code, "")
@@ -130,14 +130,14 @@ class HeadLauncher(JoiningHead):
             raise LaunchEnded(EXIT_CONFIG, failed)
         ranks = json.loads(out.read_text())
         out.unlink()
-        self.found += speed.judge_speed(ranks, self.fabric_gbit_per_s)
+        self.findings += speed.judge_speed(ranks, self.fabric_gbit_per_s)
         self.measured["speed"] = ranks
 
     def time_all_reduce(self) -> None:
         """One short all-reduce before Ray starts, since NCCL on the wrong network trains for days at a
         fraction of the speed. Raises LaunchEnded where it is out of the question."""
         self.reduce(0.0)
-        between = [finding for finding in self.found if finding.check == speed.BETWEEN]
+        between = [finding for finding in self.findings if finding.check == speed.BETWEEN]
         for finding in between:
             self.say(f"all-reduce between all nodes: {finding.figure} (wanted: {finding.target})")
         self.refuse()
@@ -212,7 +212,7 @@ class HeadLauncher(JoiningHead):
         try:
             return watch.run()
         finally:
-            self.said = watch.said
+            self.job_why = watch.job_why
 
     def machines_stay(self) -> bool:
         """Waits until the ranks of a job that ended are gone; returns whether all machines can be used on.
@@ -238,17 +238,17 @@ class HeadLauncher(JoiningHead):
     def settle(self, code: int) -> int:
         """Records how the launch ended; returns the exit code for every node."""
         if code and not self.arguments.preflight:
-            attempt_holder.note_end(self.config.run.dir, code, self.why, self.said)
+            attempt_holder.note_end(self.config.run.dir, code, self.why, self.job_why)
         if self.holder:
             # Ray that fails before the first step may have met a busy machine: that one is lost, nothing
             # died.
             died = self.died or (code == EXIT_RAY and self.step() > 0)
             preempted = self.others.noticed or self.signals.number is not None
             died_at_step = self.step() if died and not preempted else None
-            return self.holder.close(code, self.why or self.said, died_at_step)
+            return self.holder.close(code, self.why or self.job_why, died_at_step)
         if self.arguments.preflight or self.node.platform == "local":
             return code  # such a launch is never restarted
-        return attempt_holder.count_failed_start(self.config, code, self.why, self.found, self.machines)
+        return attempt_holder.count_failed_start(self.config, code, self.why, self.findings, self.machines)
 
     def finish(self, code: int) -> None:
         """Sends every node the exit code, then cleans up."""

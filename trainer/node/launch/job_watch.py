@@ -132,7 +132,7 @@ class JobWatch:
         return self.head.holder
 
     @property
-    def said(self) -> str:
+    def job_why(self) -> str:
         """What the job said last about its end; "" where it said nothing."""
         return self.log.reason()
 
@@ -279,14 +279,14 @@ class JobWatch:
     def _hung(self, why: str) -> None:
         """Writes all ranks' stacks, names the rank at fault. Raises LaunchEnded unless told to warn."""
         self.others.send({"kind": "dump"})
-        ranks = [watchdog.HangingRank(**one) for one in watchdog.dump_stacks(self.beacons, 0)]
+        ranks = [watchdog.HangingRank(**fields) for fields in watchdog.dump_stacks(self.beacons, 0)]
         waiting = set(self.others.links)
         deadline = time.monotonic() + watchdog.DUMPED_S
         while waiting and time.monotonic() < deadline:
             for rank, message in self.head.check_others():
                 if message["kind"] == "dumped":
                     waiting.discard(rank)
-                    ranks += [watchdog.HangingRank(**one) for one in message["ranks"]]
+                    ranks += [watchdog.HangingRank(**fields) for fields in message["ranks"]]
             time.sleep(POLL_S)
         text = watchdog.report_hang(self.beacons, ranks, why, self.run_dir)
         if self.head.config.watch.on_hang == "end":
@@ -315,8 +315,8 @@ class JobWatch:
                 raise LaunchEnded(
                     EXIT_NODE_LOST, f"{why}: {last_words.cause_outside_log(self.memory_kills)}", died=True
                 )
-            said = last_words.cause_in_log(self.log.tail())
-            raise LaunchEnded(EXIT_ERROR, f"{why}: {said}" if said else why)  # it crashed: a defect
+            cause = last_words.cause_in_log(self.log.tail())
+            raise LaunchEnded(EXIT_ERROR, f"{why}: {cause}" if cause else why)  # it crashed: a defect
         return end.code if end.code < 126 else EXIT_ERROR
 
     def _wait_for_late_heartbeats(self) -> None:

@@ -43,7 +43,7 @@ class JoiningHead(Launcher):
         super().__init__(*arguments)
         self.others = rendezvous.RendezvousHead(1, self.config.run_id)
         self.holder: AttemptHolder | None = None
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         self.machines: dict[int, refused.Machine] = {}
         self.measured: dict[str, Any] = {}
         """What was measured between the nodes, for the file of findings."""
@@ -118,16 +118,16 @@ class JoiningHead(Launcher):
         """What is wrong with the node at a missing node's address, or with where it looks for the self."""
         assert self.prober is not None
         try:
-            there, sought = self.prober.who(address, self.port)
+            other, sought = self.prober.who(address, self.port)
         except (OSError, ValueError):
             return ""
         name = self.others.names([rank])
-        if there == 0:
+        if other == 0:
             return f"{name} takes itself for the head: two nodes have SPOTRL_NODE_RANK 0"
-        if there != rank:
-            return f"node {there} answers at the address of {name}: two nodes have one address, or one rank"
-        found = {link.local_address for link in self.others.links.values()}
-        ours = {self.node.head, *addresses_of(self.node.head), *found}
+        if other != rank:
+            return f"node {other} answers at the address of {name}: two nodes have one address, or one rank"
+        linked = {link.local_address for link in self.others.links.values()}
+        ours = {self.node.head, *addresses_of(self.node.head), *linked}
         if sought and sought not in ours and not ours & set(addresses_of(sought)):
             return f"{name} looks for the head at {sought}, and it is at {self.node.head}: {ALIKE}"
         return ""
@@ -141,24 +141,24 @@ class JoiningHead(Launcher):
         fabrics = {0: own["infiniband"]}
         networks = {0: self.prober.hello()}
         for rank, hello in sorted(self.others.hellos.items()):
-            self.found += map(findings.finding_from_message, hello["findings"])
+            self.findings += map(findings.finding_from_message, hello["findings"])
             self.machines[rank] = refused.machine_from_message(hello["machine"])
-            self.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
+            self.findings += same_setup.compare_facts(own["facts"], hello["facts"], rank)
             fabrics[rank] = hello["infiniband"]
             networks[rank] = hello["network"]
-        self.found += gpus.compare_gpus(self.found)
-        self.found += infiniband.judge_infiniband(fabrics)
+        self.findings += gpus.compare_gpus(self.findings)
+        self.findings += infiniband.judge_infiniband(fabrics)
 
         addresses = self.others.addresses
         if same := network_checks.duplicate_addresses(networks, addresses):
-            self.found += same  # nothing that is measured would be true
+            self.findings += same  # nothing that is measured would be true
             return
         self.say("measuring the network between all nodes")
         survey = network.survey_network(networks, addresses, self.ask)
         self.fabric_gbit_per_s = infiniband.used_gbit_per_s(self.env)
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
         by_tcp = self.config.placement.device == "cuda" and not self.fabric_gbit_per_s
-        self.found += network_checks.judge_network(survey, gpus=by_tcp)
+        self.findings += network_checks.judge_network(survey, gpus=by_tcp)
         pairs = [asdict(pair) for pair in survey.pairs]
         self.measured = {"pairs": pairs, "nodes": networks, "addresses": addresses}
 

@@ -91,7 +91,7 @@ class Launcher(ABC):
         print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
 
     def until(
-        self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0
+        self, missed: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0
     ) -> Iterator[None]:
         """Yields while waiting. Raises LaunchEnded on a signal, and at the deadline with `what()`."""
         deadline_s = deadline_s or self.wait_s
@@ -101,7 +101,7 @@ class Launcher(ABC):
                 raise LaunchEnded(self.signals.code, STOPPED)
             yield
             time.sleep(POLL_S)
-        raise LaunchEnded(code, f"{what()} within {deadline_s:.0f} s")
+        raise LaunchEnded(code, f"{missed()} within {deadline_s:.0f} s")
 
     def make_ray(self, address: str, ports: Ports, token: str = "") -> RayNode:
         """Ray for this node, with the network that `address` is on."""
@@ -128,7 +128,7 @@ class Launcher(ABC):
         node = self.node
         if node.nodes > 1 and (problem := network.ipv4_problem(node.peers)):
             raise LaunchEnded(EXIT_CONFIG, problem)
-        own = [one.address for one in network.interfaces()]
+        own = [card.address for card in network.interfaces()]
         holds = topology.misplaced_rank(node, own, addresses_of) if node.nodes > 1 else None
         if holds is None:
             return
@@ -199,20 +199,20 @@ class Launcher(ABC):
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""
         config, rank = self.config, self.node.rank
-        found = host.check_host(config, self.node, alone=self.arguments.preflight)
-        found += service_tokens.check_service_tokens(config, rank)
+        judged = host.check_host(config, self.node, alone=self.arguments.preflight)
+        judged += service_tokens.check_service_tokens(config, rank)
         facts = same_setup.node_facts(config)
-        found += same_setup.check_facts(facts, rank)
+        judged += same_setup.check_facts(facts, rank)
         if config.placement.device == "cuda":
-            mine = rank, config.processes_per_node
-            found += gpus.check_gpus(*mine) or amd.check_amd_gpus(*mine)
+            place = rank, config.processes_per_node
+            judged += gpus.check_gpus(*place) or amd.check_amd_gpus(*place)
         ports = infiniband.infiniband_ports()
         variables, reason = infiniband.nccl_variables(ports, os.environ)
         if reason:
             self.say(reason)
             self.env |= variables
         return {
-            "findings": [asdict(f) for f in found],
+            "findings": [asdict(f) for f in judged],
             "facts": facts,
             "machine": asdict(refused.this_machine()),
             "infiniband": [asdict(p) for p in ports],
@@ -241,13 +241,13 @@ class Launcher(ABC):
             port=port,
             out=os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
         )
-        what = "the all-reduce between the ranks did not end"
+        late = "the all-reduce between the ranks did not end"
         with self.child(command, env) as process:
-            for _ in self.until(lambda: what, EXIT_CONFIG, 3 * seconds + 180.0):
+            for _ in self.until(lambda: late, EXIT_CONFIG, 3 * seconds + 180.0):
                 check()
                 if process.poll() is not None:
                     break
-        return f"{what}: the lines above say why, NCCL_DEBUG=INFO more" if process.returncode else ""
+        return f"{late}: the lines above say why, NCCL_DEBUG=INFO more" if process.returncode else ""
 
     @staticmethod
     def beacons(ray: RayNode) -> Path:

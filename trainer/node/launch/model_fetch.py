@@ -47,21 +47,21 @@ def main() -> None:
     arguments = parser.parse_args()
     config = configuration.load(arguments.config)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # before the library is imported
-    for role, one in zip(("model", "teacher"), by_model(config), strict=False):
-        if not hub.from_hub(one):
+    for role, fetched in zip(("model", "teacher"), by_model(config), strict=False):
+        if not hub.from_hub(fetched):
             continue
         if role == "model" and not needs_base_weights(config):
             print("model: the checkpoint holds every weight; none is downloaded", flush=True)
             continue
         began = time.monotonic()
         try:
-            files = fetch_weights(one, arguments.node, arguments.nodes)
+            files = fetch_weights(fetched, arguments.node, arguments.nodes)
         except Exception as error:
             print(f"{role}: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
             continue
         gib = sum(path.stat().st_size for path in files) / 2**30
-        what = f"{gib:.2f} GiB of weights (files: {len(files)})"
-        print(f"{role}: {what} are here after {time.monotonic() - began:.0f} s", flush=True)
+        size = f"{gib:.2f} GiB of weights (files: {len(files)})"
+        print(f"{role}: {size} are here after {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

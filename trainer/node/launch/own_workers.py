@@ -45,8 +45,8 @@ def worker_variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str
         return {}
     names = gpu_names(env)
     cards = [str(i) for i in range(config.processes_per_node)] if names is None else names
-    mine = cards[config.placement.workers_per_node : config.processes_per_node]
-    return {gpu_variable(env): ",".join(mine), SHARED_BY: str(config.processes_per_node)}
+    spare = cards[config.placement.workers_per_node : config.processes_per_node]
+    return {gpu_variable(env): ",".join(spare), SHARED_BY: str(config.processes_per_node)}
 
 
 def worker_command(config: RunConfig, node: NodeEnvironment) -> list[str]:

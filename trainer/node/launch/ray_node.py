@@ -252,14 +252,14 @@ class RayNode:
         """Whether this node's part is up. Raises RayEnded with the last lines of its log if it ended."""
         if not self.alive():
             raise RayEnded("Ray ended on this node: " + self.complaint())
-        said = self.log.read_bytes()
+        log = self.log.read_bytes()
         dashboard_log = self.ray_folder / "session_latest" / "logs" / "dashboard.log"
         later = dashboard_log.read_bytes() if dashboard_log.exists() else b""
         # Ray itself would run without its dashboard.
-        if b"already occupied" in said or b"Failed to find a valid port" in later:
+        if b"already occupied" in log or b"Failed to find a valid port" in later:
             raise RayEnded(f"port {self.ports.dashboard} was taken before Ray's dashboard listened")
-        if b"Ray runtime started" not in said or not self.dashboard_host:
-            return b"Ray runtime started" in said
+        if b"Ray runtime started" not in log or not self.dashboard_host:
+            return b"Ray runtime started" in log
         try:  # the head's dashboard takes jobs
             return bool(self.request("GET", "/api/version"))
         except OSError:
@@ -271,12 +271,12 @@ class RayNode:
 
     def stopped(self) -> str:
         """Ray's own processes here that are stopped, by a debugger or a control group's freezer."""
-        found = []
+        stopped = []
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children() if self.process else ():
                 if process.status() == psutil.STATUS_STOPPED:
-                    found.append(f"{process.name()} (process {process.pid})")
-        return " and ".join(found)
+                    stopped.append(f"{process.name()} (process {process.pid})")
+        return " and ".join(stopped)
 
     def complaint(self) -> str:
         """The last line of Ray's own log that is not empty."""

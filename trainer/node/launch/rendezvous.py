@@ -292,11 +292,11 @@ class RendezvousHead:
 
     def receive(self) -> list[tuple[int, Message]]:
         """Received messages, with the ranks that sent them."""
-        found = []
+        received = []
         for rank, link in self.links.items():
             while (message := link.receive(0)) is not None:
-                found.append((rank, message))
-        return found
+                received.append((rank, message))
+        return received
 
     def lost(self) -> dict[int, str]:
         """Ranks that are gone, and why."""

@@ -65,8 +65,8 @@ def main(addresses: list[str]) -> int:
         if result in late or ray.get(result) != (BYTES, True):
             lost += 1
             remedy = "open all ports between the nodes, or check the network interface"
-            what = f"{pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray"
-            print(f"error: {what}: {remedy}", file=sys.stderr)
+            failure = f"{pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray"
+            print(f"error: {failure}: {remedy}", file=sys.stderr)
     if not lost:
         took_s = time.monotonic() - began
         print(f"every node sent {BYTES >> 20} MiB to the next in {took_s:.1f} s", flush=True)

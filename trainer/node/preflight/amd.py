@@ -75,7 +75,7 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> MeasuredGpu:
     states = [page["status"] for page in pages] if isinstance(pages, list) else []
     asic = ask("amdsmi_get_gpu_asic_info", otherwise={})
     listed = ask("amdsmi_get_gpu_process_list", otherwise=[])
-    processes = tuple(one["pid"] for one in listed if isinstance(one, dict) and one.get("mem"))
+    processes = tuple(entry["pid"] for entry in listed if isinstance(entry, dict) and entry.get("mem"))
     ecc = ask("amdsmi_get_gpu_total_ecc_count", otherwise={})
     return MeasuredGpu(
         index=index,

@@ -146,10 +146,10 @@ def judged(
     """A finding that passes where nothing is wrong. wrong: what is, in words; figure: what a pass shows;
     target, remedy: of TARGETS_AND_REMEDIES where they are empty."""
     usual_target, usual_remedy = TARGETS_AND_REMEDIES.get(check, ("", ""))
-    found = Finding(check=check, nodes=tuple(nodes), figure=figure, target=target or usual_target)
+    passed = Finding(check=check, nodes=tuple(nodes), figure=figure, target=target or usual_target)
     if not wrong:
-        return found
-    return replace(found, level=level, figure=wrong, remedy=remedy or usual_remedy, machine=machine)
+        return passed
+    return replace(passed, level=level, figure=wrong, remedy=remedy or usual_remedy, machine=machine)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

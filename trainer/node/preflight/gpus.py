@@ -175,32 +175,32 @@ def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str)
     """All findings on a node's GPUs. cuda: major version of the installed torch. log: the kernel's."""
     here = (rank,)
     used = reading.gpus[:wanted]
-    found = []
+    findings = []
     if cuda:
         driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
         wrong = drivers.driver_problem(reading.cuda, cuda)
-        found.append(judged("driver", here, wrong, driver, f"CUDA {cuda}", "take another machine"))
+        findings.append(judged("driver", here, wrong, driver, f"CUDA {cuda}", "take another machine"))
     kinds = sorted({f"{gpu.name} of {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in used})
     names = ", ".join(kinds)
     mixed = f"its GPUs are not alike: {names}" if len(kinds) > 1 else ""
-    found.append(judged("GPU model", here, mixed, f"{len(used)} x {names}"))
+    findings.append(judged("GPU model", here, mixed, f"{len(used)} x {names}"))
     fastest = max((gpu.pcie_generation or 0 for gpu in used), default=0)
     linked = any(any(gpu.nvlinks) for gpu in reading.gpus)
     for gpu in used:
         for check, wrong, figure, level in _complaints(gpu, fastest, linked):
             text = f"GPU {gpu.index} {wrong}" if wrong else ""
-            found.append(judged(check, here, text, figure, level=level))
+            findings.append(judged(check, here, text, figure, level=level))
     xids = sorted(set(map(int, re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log))) & XIDS.keys())
     logged = ", ".join(f"Xid {number} ({XIDS[number]})" for number in xids)
     text = f"the kernel log has {logged}" if xids else ""
     figure = "no Xid" if log else "the kernel log is not readable here"
-    return [*found, judged("kernel log", here, text, figure)]
+    return [*findings, judged("kernel log", here, text, figure)]
 
 
-def compare_gpus(found: Iterable[Finding]) -> list[Finding]:
+def compare_gpus(findings: Iterable[Finding]) -> list[Finding]:
     """Findings on nodes whose GPUs or driver are not those of most nodes; in a tie, not those of the head."""
     out = []
-    passed = [finding for finding in found if finding.level == "pass"]
+    passed = [finding for finding in findings if finding.level == "pass"]
     rows: tuple[tuple[str, Level, str], ...] = (
         ("GPU model", "fail", "its GPUs are not the other nodes'"),
         ("driver", "warn", "its driver is not the other nodes'"),

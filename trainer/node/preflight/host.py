@@ -184,11 +184,11 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     free_after = int(thresholds.FREE_DISK_GIB * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
-    for purpose, one in zip(("model cache", "teacher cache"), by_model(config), strict=False):
-        known = 0 if alone else parameters_of(one)[0]
-        if known and not Path(one.model.path).exists():
-            cached = hub / "hub" / ("models--" + one.model.path.replace("/", "--")) / "snapshots"
-            size = int(downloaded_bytes(one, 2 * known, config.checkpoint.shared_files))
+    for purpose, own in zip(("model cache", "teacher cache"), by_model(config), strict=False):
+        known = 0 if alone else parameters_of(own)[0]
+        if known and not Path(own.model.path).exists():
+            cached = hub / "hub" / ("models--" + own.model.path.replace("/", "--")) / "snapshots"
+            size = int(downloaded_bytes(own, 2 * known, config.checkpoint.shared_files))
             needs.append((purpose, hub, 0 if cached.is_dir() else size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
@@ -255,7 +255,7 @@ def check_host(
     few = f"its {ranks} ranks may use {host.cpus:.3g} processors (affinity and the control groups' CPU quota)"
     level = "fail" if host.cpus < LEAST_CPUS * ranks else "warn"
     few = few if host.cpus < ranks else ""
-    found = [
+    findings = [
         *_gpu_count(config, node, host),
         judged("shared memory", here, lacks if host.shm_bytes < shm else "", _gib(host.shm_bytes), _gib(shm)),
         judged(
@@ -273,18 +273,18 @@ def check_host(
     if host.infiniband and node.nodes > 1:
         locked = f"only {host.locked_bytes} bytes may be pinned and there is an InfiniBand device"
         wrong = locked if 0 <= host.locked_bytes < 1 << 40 else ""
-        found.append(judged("pinned memory", here, wrong, _count(host.locked_bytes)))
+        findings.append(judged("pinned memory", here, wrong, _count(host.locked_bytes)))
     if host.infiniband and node.nodes > 1 and cuda:
         closed = (
             f"without {' and '.join(host.lacks_verbs)} NCCL trains over TCP, and this machine has InfiniBand"
         )
         remedy = f"put `apt-get install {verbs.PACKAGES}` into the image, or set NCCL_IB_DISABLE=1"
         wrong = closed if host.lacks_verbs else ""
-        found.append(judged("InfiniBand's library", here, wrong, "it opens", remedy=remedy))
+        findings.append(judged("InfiniBand's library", here, wrong, "it opens", remedy=remedy))
     if cuda:
         missing = f"Triton builds its launchers when a kernel first runs: {', '.join(host.lacks)}"
-        found.append(judged("compiler", here, missing if host.lacks else "", "there"))
-    return found + _disks(config, here, host.disks, alone) + ([] if alone else _paths(config, here))
+        findings.append(judged("compiler", here, missing if host.lacks else "", "there"))
+    return findings + _disks(config, here, host.disks, alone) + ([] if alone else _paths(config, here))
 
 
 def _gib(size: float) -> str:
@@ -295,9 +295,9 @@ def _count(number: int) -> str:
     return "no limit" if number < 0 else str(number)
 
 
-def _limit(check: str, here: tuple[int], what: str, limit: int, need: int, option: str) -> Finding:
+def _limit(check: str, here: tuple[int], allowed: str, limit: int, need: int, option: str) -> Finding:
     """A limit of this user's; -1 is none. option: of `ulimit`."""
-    wrong = f"only {limit} {what}" if 0 <= limit < need else ""
+    wrong = f"only {limit} {allowed}" if 0 <= limit < need else ""
     return judged(
         check, here, wrong, _count(limit), str(need), f"raise the hard limit to {need} (ulimit {option})"
     )
@@ -324,33 +324,33 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: MeasuredHost) -> 
 
 
 def _disks(config: RunConfig, here: tuple[int], disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
-    found = []
+    findings = []
     by_device: dict[int, list[Disk]] = {}
     for disk in disks:
         by_device.setdefault(disk.device, []).append(disk)
     for shared in by_device.values():
         need = sum(disk.need_bytes for disk in shared)
         free = min(disk.free_bytes for disk in shared)
-        what = " and ".join(disk.purpose for disk in shared)
-        lacks = f"{_gib(free)} are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
+        purposes = " and ".join(disk.purpose for disk in shared)
+        lacks = f"{_gib(free)} are free for {purposes} ({shared[0].path}) and {need / GIB:.1f} are needed"
         wrong = lacks if free < need else ""
-        figure = f"{free / GIB:.0f} GiB for {what}"
-        found.append(judged("disk space", here, wrong, figure, f"{need / GIB:.0f} GiB"))
+        figure = f"{free / GIB:.0f} GiB for {purposes}"
+        findings.append(judged("disk space", here, wrong, figure, f"{need / GIB:.0f} GiB"))
     for disk in disks:
         if disk.need_bytes and 0 <= disk.free_files < MIN_NEW_FILES:
             figure = f"{disk.path} has room for {disk.free_files} more files ({disk.purpose})"
             remedy = f"remove small files there (df -i), or set {DISKS} to another disk"
-            found.append(judged("disk space", here, figure, remedy=remedy))
+            findings.append(judged("disk space", here, figure, remedy=remedy))
         if disk.need_bytes and not disk.writable:  # a model that is there may be on a disk to read from
             figure = f"{disk.path} cannot be written ({disk.purpose})"
             remedy = f"mount it writable, or set {DISKS} to another disk"
-            found.append(judged("disk space", here, figure, remedy=remedy))
+            findings.append(judged("disk space", here, figure, remedy=remedy))
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
-            found.append(judged("local disk", here, figure, level="warn"))
+            findings.append(judged("local disk", here, figure, level="warn"))
         if disk.write_bytes_per_s:
-            found.append(_disk_speed(config, disk, here, alone))
-    return found
+            findings.append(_disk_speed(config, disk, here, alone))
+    return findings
 
 
 def _disk_speed(config: RunConfig, disk: Disk, here: tuple[int], alone: bool) -> Finding:
@@ -359,15 +359,15 @@ def _disk_speed(config: RunConfig, disk: Disk, here: tuple[int], alone: bool) ->
     match disk.purpose:
         case "run":
             parameters = 0 if alone else parameters_of(config)[1]
-            what, size = "a checkpoint", parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
+            item, size = "a checkpoint", parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
         case "model cache":
-            what, size = "the model", disk.need_bytes
+            item, size = "the model", disk.need_bytes
         case _:
-            what, size = "what is spilled in that time", thresholds.SPILL_MB_PER_S * 1e6 * limit
-    took = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
+            item, size = "what is spilled in that time", thresholds.SPILL_MB_PER_S * 1e6 * limit
+    took = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {item} would take {size / speed:.0f} s to write"
     wrong = took if size > speed * limit else ""
     figure = f"{disk.purpose}: {speed / 1e6:.0f} MB/s"
-    return judged("disk speed", here, wrong, figure, f"{what} in {limit:.0f} s", level="warn")
+    return judged("disk speed", here, wrong, figure, f"{item} in {limit:.0f} s", level="warn")
 
 
 def shm_bytes(config: RunConfig) -> int:
@@ -385,11 +385,11 @@ def memory_bytes(config: RunConfig) -> int:
 
 def _paths(config: RunConfig, here: tuple[int]) -> list[Finding]:
     """Local paths that every node reads. Hub ids and URLs are looked up where they are used."""
-    found = []
+    findings = []
     paths = {"model.path": config.model.path, "data.path": config.data.path}
     paths |= {"algorithm.teacher": config.algorithm.teacher} if config.teaches else {}
     for name, path in paths.items():
         if path.startswith(("/", "./", "../", "~")):
             wrong = "" if Path(path).expanduser().exists() else f"{name} {path} is not on this node"
-            found.append(judged("files", here, wrong, name))
-    return found
+            findings.append(judged("files", here, wrong, name))
+    return findings

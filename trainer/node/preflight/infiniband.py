@@ -26,14 +26,14 @@ class Port:
 
 def infiniband_ports(root: Path = SYSFS) -> list[Port]:
     """Every port, [] where there is no such device."""
-    found = []
+    ports = []
     for folder in sorted(root.glob("*/ports/*")):
         state = _text(folder / "state")
         rate = _text(folder / "rate")
         ethernet = _text(folder / "link_layer") == "Ethernet"
         speed = float(rate.split()[0]) if rate else 0.0
-        found.append(Port(folder.parts[-3], int(folder.name), "ACTIVE" in state, speed, ethernet))
-    return found
+        ports.append(Port(folder.parts[-3], int(folder.name), "ACTIVE" in state, speed, ethernet))
+    return ports
 
 
 def _text(path: Path) -> str:
@@ -43,10 +43,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def fastest_ports(found: list[Port]) -> list[Port]:
+def fastest_ports(ports: list[Port]) -> list[Port]:
     """The active ports that share the highest rate: those that carry the collectives."""
-    rate = max((p.gbit_per_s for p in found if p.active), default=0.0)
-    return [p for p in found if p.active and p.gbit_per_s == rate]
+    rate = max((p.gbit_per_s for p in ports if p.active), default=0.0)
+    return [p for p in ports if p.active and p.gbit_per_s == rate]
 
 
 def used_gbit_per_s(env: Mapping[str, str]) -> float:
@@ -56,12 +56,12 @@ def used_gbit_per_s(env: Mapping[str, str]) -> float:
     return sum(port.gbit_per_s for port in fastest_ports(infiniband_ports()))
 
 
-def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def nccl_variables(ports: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Variables for NCCL, and why; none where it would choose the same, or the variable is set."""
-    used = fastest_ports(found)
-    if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
+    used = fastest_ports(ports)
+    if len(used) == len(ports) or "NCCL_IB_HCA" in env or not used:
         return {}, ""
-    left = [port.device for port in found if port not in used]
+    left = [port.device for port in ports if port not in used]
     value = "=" + ",".join(f"{port.device}:{port.number}" for port in used)
     why = f"NCCL_IB_HCA={value}: {', '.join(left)} is down or slower, and NCCL would use it, too"
     return {"NCCL_IB_HCA": value}, why
@@ -70,8 +70,8 @@ def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str,
 def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
     rates: dict[int, float] = {}
-    for rank, found in nodes.items():
-        rates[rank] = sum(port.gbit_per_s for port in fastest_ports([Port(**port) for port in found]))
+    for rank, ports in nodes.items():
+        rates[rank] = sum(port.gbit_per_s for port in fastest_ports([Port(**port) for port in ports]))
     best = max(rates.values(), default=0.0)
     out = []
     for rank, rate in rates.items():

@@ -51,7 +51,7 @@ class Survey:
 
     def cut(self) -> set[tuple[int, int]]:
         """Directions in which a node reaches no port of the other."""
-        found = set()
+        directions = set()
         for source, wrong in self.reached.items():
             lost: Counter[int] = Counter()
             for to, address, port, _ in wrong:
@@ -61,60 +61,60 @@ class Survey:
             for to, hello in self.hellos.items():
                 # the port at which the other nodes find it, and the others
                 if lost[to] >= 1 + len(hello["ports"]):
-                    found.add((source, to))
-        return found
+                    directions.add((source, to))
+        return directions
 
 
 def survey_network(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
     """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
-    found = Survey(hellos, addresses)
+    survey = Survey(hellos, addresses)
     clocks = ask(dict.fromkeys(hellos, {"stage": "clock"}))
     for rank, clock in clocks.items():
-        found.offsets_s[rank] = clock["offset_s"]
+        survey.offsets_s[rank] = clock["offset_s"]
 
-    answers = ask({rank: _knocking(rank, found) for rank in hellos})
+    answers = ask({rank: _knocking(rank, survey) for rank in hellos})
     for rank, answer in answers.items():
-        found.names[rank] = {int(to): addresses for to, addresses in answer["names"].items()}
-        found.reached[rank] = [tuple(wrong) for wrong in answer["reached"]]
-        found.routes[rank] = {int(to): interface for to, interface in answer["routes"].items()}
+        survey.names[rank] = {int(to): addresses for to, addresses in answer["names"].items()}
+        survey.reached[rank] = [tuple(wrong) for wrong in answer["reached"]]
+        survey.routes[rank] = {int(to): interface for to, interface in answer["routes"].items()}
 
     plan = pair_rounds(len(hellos))
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
-        found.pairs += measure_pairs(pairs, found, ask, seconds)
+        survey.pairs += measure_pairs(pairs, survey, ask, seconds)
     # measured again, alone: noise is not a fault
-    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):
-        again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
+    for pair in sorted(_doubtful(survey.pairs), key=lambda p: (p.a, p.b)):
+        again = measure_pairs([(pair.a, pair.b)], survey, ask, seconds)
         if again:
-            found.pairs[found.pairs.index(pair)] = better_measurement(pair, again[0])
-    return found
+            survey.pairs[survey.pairs.index(pair)] = better_measurement(pair, again[0])
+    return survey
 
 
-def _knocking(rank: int, found: Survey) -> dict[str, Any]:
+def _knocking(rank: int, survey: Survey) -> dict[str, Any]:
     """What a node connects to: every port of every other node, those that Gloo and NCCL will get at the
     address that they will use, and the host names that it looks up."""
     doors: dict[int, tuple[str, list[int]]] = {}
     free: dict[int, tuple[str, list[int]]] = {}
     names: dict[int, str] = {}
-    for other, hello in found.hellos.items():
+    for other, hello in survey.hellos.items():
         if other != rank:
-            doors[other] = (found.addresses[other], [hello["port"], *hello["ports"]])
-            free[other] = (_collectives(found, other), hello["free"])
+            doors[other] = (survey.addresses[other], [hello["port"], *hello["ports"]])
+            free[other] = (_collectives(survey, other), hello["free"])
             names[other] = hello["name"]
     return {"stage": "ports", "peers": doors, "free": free, "names": names}
 
 
-def _collectives(found: Survey, node: int) -> str:
+def _collectives(survey: Survey, node: int) -> str:
     """The address at which a node's Gloo and NCCL will listen: their variable's, else that of the route."""
-    for _, address in found.hellos[node]["chosen"].values():
-        if address != found.addresses[node]:
+    for _, address in survey.hellos[node]["chosen"].values():
+        if address != survey.addresses[node]:
             return address
-    return found.addresses[node]
+    return survey.addresses[node]
 
 
-def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, seconds: float) -> list[Pair]:
+def measure_pairs(pairs: Iterable[tuple[int, int]], survey: Survey, ask: Ask, seconds: float) -> list[Pair]:
     """Measures pairs that share no node, all at once. Those of which one direction is cut are left out."""
-    cut = found.cut()
+    cut = survey.cut()
     measured = []
     reached = []
     datagrams = {}
@@ -124,19 +124,19 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
         if (a, b) in cut or (b, a) in cut:
             continue
         reached.append((a, b))
-        mtus = sorted(filter(None, (mtu_towards(found, a, b), mtu_towards(found, b, a))))
+        mtus = sorted(filter(None, (mtu_towards(survey, a, b), mtu_towards(survey, b, a))))
         largest = min(mtus[0], 9000) if mtus else 1500
-        datagrams[a] = _order("datagrams", found, b, mtu=largest)
-        forth[a] = _order("stream", found, b, seconds=seconds)
-        back_again[b] = _order("stream", found, a, seconds=seconds)
+        datagrams[a] = _order("datagrams", survey, b, mtu=largest)
+        forth[a] = _order("stream", survey, b, seconds=seconds)
+        back_again[b] = _order("stream", survey, a, seconds=seconds)
 
     # One after the other: a stream beside a stream would measure half of the link.
     flights = ask(datagrams)
-    there = ask(forth)
+    out = ask(forth)
     back = ask(back_again)
     for a, b in reached:
         flight = flights[a]
-        speeds = (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
+        speeds = (out[a]["bytes_per_s"], back[b]["bytes_per_s"])
         if not flight["udp"]:
             measured.append(Pair(a, b, bytes_per_s=speeds, udp=False))
             continue
@@ -145,39 +145,39 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     return measured
 
 
-def _order(stage: str, found: Survey, to: int, **more: Any) -> dict[str, Any]:
-    hello = found.hellos[to]
-    place = {"address": found.addresses[to], "port": hello["port"], "udp": hello["udp"]}
+def _order(stage: str, survey: Survey, to: int, **more: Any) -> dict[str, Any]:
+    hello = survey.hellos[to]
+    place = {"address": survey.addresses[to], "port": hello["port"], "udp": hello["udp"]}
     return {"stage": stage, "seconds": 0.0} | place | more
 
 
-def mtu_towards(found: Survey, node: int, peer: int) -> int:
+def mtu_towards(survey: Survey, node: int, peer: int) -> int:
     """MTU of the interface that a node uses towards a peer; 0 if unknown."""
-    name = interface_towards(found.hellos[node], found.routes[node].get(peer, ""))
-    return found.hellos[node]["mtu"].get(name, 0)
+    name = interface_towards(survey.hellos[node], survey.routes[node].get(peer, ""))
+    return survey.hellos[node]["mtu"].get(name, 0)
 
 
 def interface_towards(hello: dict[str, Any], address: str) -> str:
     return next((name for name, own in hello["interfaces"].items() if own == address), "")
 
 
-def better_measurement(one: Pair, two: Pair) -> Pair:
+def better_measurement(first: Pair, second: Pair) -> Pair:
     """The better of two measurements of a pair, figure by figure."""
-    trip_ms = min(filter(None, (one.round_trip_ms, two.round_trip_ms)), default=0.0)
-    there, back = map(max, one.bytes_per_s, two.bytes_per_s)
-    lost, lost_back = map(min, one.loss, two.loss)
-    carries = one.carries or two.carries
-    return Pair(one.a, one.b, trip_ms, (lost, lost_back), carries, (there, back), one.udp or two.udp)
+    trip_ms = min(filter(None, (first.round_trip_ms, second.round_trip_ms)), default=0.0)
+    out, back = map(max, first.bytes_per_s, second.bytes_per_s)
+    lost, lost_back = map(min, first.loss, second.loss)
+    carries = first.carries or second.carries
+    return Pair(first.a, first.b, trip_ms, (lost, lost_back), carries, (out, back), first.udp or second.udp)
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
     limit = thresholds.SLOW_PAIR_WARN * usual_speed(pairs)
-    found: list[Pair] = []
+    doubtful: list[Pair] = []
     for p in pairs:
         slow = min(p.bytes_per_s) < limit or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS
         if slow or max(p.loss) >= thresholds.LOSS_WARN or not p.carries:
-            found.append(p)
-    return found
+            doubtful.append(p)
+    return doubtful
 
 
 def usual_speed(pairs: list[Pair]) -> float:

@@ -93,11 +93,11 @@ def _disk(config: RunConfig, parameters: int) -> None:
     held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones
     need = checkpoints_bytes(config, parameters, held)
     written = written_checkpoints(config)
-    what = "a checkpoint needs" if written == 1 else f"{written} checkpoints need"
+    needs = "a checkpoint needs" if written == 1 else f"{written} checkpoints need"
     free = shutil.disk_usage(folder).free
     if need > free + held:
         raise ConfigError(
-            f"{what} {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for"
+            f"{needs} {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for"
             " them: point run.dir at a larger disk, or lower checkpoint.keep_last"
         )
 

@@ -70,7 +70,7 @@ class Prober:
         for wanted in dict.fromkeys(ports):
             if wanted != self.port and self._listen(wanted):
                 self.ports.append(wanted)
-        self.free = [found for wanted in free_range_ports() if (found := self._listen(wanted, quiet=True))]
+        self.free = [free for wanted in free_range_ports() if (free := self._listen(wanted, quiet=True))]
         """Ports of the range from which Gloo and NCCL take theirs."""
         self._udp = _datagram_socket()
         self._udp.settimeout(0.5)
@@ -165,21 +165,21 @@ class Prober:
             connection.settimeout(30.0)
             # Closed by reset where we are first: no port may stay in TIME_WAIT when Ray wants it.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            asked = json.loads(_line(connection))
-            if not isinstance(asked, dict) or asked.get("run") != self.run_id:
+            request = json.loads(_line(connection))
+            if not isinstance(request, dict) or request.get("run") != self.run_id:
                 return
-            if asked.get("kind") == "here":  # a node that takes this one for the head
-                self.misled[int(asked["rank"])] = connection.getsockname()[0]
+            if request.get("kind") == "here":  # a node that takes this one for the head
+                self.misled[int(request["rank"])] = connection.getsockname()[0]
                 why = f"node {self.rank} answers at {connection.getsockname()[0]}, and it is not the head"
                 _send(connection, {"kind": "astray", "why": why})
                 return
             reply: dict[str, Any] = {"rank": self.rank, "head": self.head}
-            if asked["do"] == "verdict":
-                self.verdict = {"code": int(asked["code"]), "why": str(asked["why"])}
-            if asked["do"] == "count":
-                reply["count"] = self._echoed.pop((connection.getpeername()[0], asked["source"]), 0)
+            if request["do"] == "verdict":
+                self.verdict = {"code": int(request["code"]), "why": str(request["why"])}
+            if request["do"] == "count":
+                reply["count"] = self._echoed.pop((connection.getpeername()[0], request["source"]), 0)
             _send(connection, reply)
-            if asked["do"] == "stream":
+            if request["do"] == "stream":
                 _send(connection, _drain(connection))
             connection.recv(1)  # the other side closes first
 
@@ -224,9 +224,9 @@ class Prober:
                 if reply["rank"] != rank:
                     wrong.append((rank, address, port, f"node {reply['rank']} answers there"))
         except (OSError, ValueError) as error:
-            what = getattr(error, "strerror", None) or "another program answers there"
-            what = "no answer" if isinstance(error, TimeoutError) else what.lower()
-            wrong.append((rank, address, port, what))
+            reason = getattr(error, "strerror", None) or "another program answers there"
+            reason = "no answer" if isinstance(error, TimeoutError) else reason.lower()
+            wrong.append((rank, address, port, reason))
 
     @contextlib.contextmanager
     def _connect(self, address: str, port: int, do: str, **more: Any):
@@ -243,8 +243,8 @@ class Prober:
 
     def _datagrams(self, address: str, port: int, udp: int, largest: int) -> dict[str, Any]:
         """Round trip, loss each way, and whether packets of `largest` bytes pass."""
-        with _datagram_socket() as mine:
-            flight = _Flight(mine, (address, udp), self.mark)
+        with _datagram_socket() as own:
+            flight = _Flight(own, (address, udp), self.mark)
             trips = [trip for _ in range(PINGS) if (trip := flight.ping(64)) is not None]
             if not trips:
                 return {"udp": False}
@@ -257,8 +257,8 @@ class Prober:
             out = (sent - arrived) / sent
             back = max(0, arrived - flight.back) / sent
             carries = any(flight.ping(largest - 28) is not None for _ in range(MTU_TRIES))
-        found = {"udp": True, "min_s": min(trips), "median_s": statistics.median(trips)}
-        return found | {"carries": carries, "loss_out": out, "loss_back": back}
+        timed = {"udp": True, "min_s": min(trips), "median_s": statistics.median(trips)}
+        return timed | {"carries": carries, "loss_out": out, "loss_back": back}
 
     def _count(self, address: str, port: int, flight: _Flight, otherwise: int) -> int:
         """Datagrams of a flight that a peer has seen since it was last asked."""
@@ -297,10 +297,10 @@ class Prober:
 class _Flight:
     """Datagrams to one echo, and those that came back."""
 
-    def __init__(self, mine: socket.socket, to: tuple[str, int], mark: bytes) -> None:
-        self.socket, self.to = mine, to
+    def __init__(self, own: socket.socket, to: tuple[str, int], mark: bytes) -> None:
+        self.socket, self.to = own, to
         self.mark = mark
-        self.port: int = mine.getsockname()[1]
+        self.port: int = own.getsockname()[1]
         self.sent = self.back = 0
         self._next = 0
         self.seen: set[int] = set()
@@ -380,7 +380,7 @@ def free_range_ports() -> list[int]:
 def addresses_of(name: str) -> list[str]:
     """IPv4 addresses of a host name; [] where it does not resolve."""
     try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)})
+        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)})
     except OSError:
         return []
 
@@ -388,7 +388,7 @@ def addresses_of(name: str) -> list[str]:
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """All pairs of nodes in rounds of pairs that share none (the circle method): 4 -> 3 rounds of 2."""
     ring = [*range(nodes), *([-1] if nodes % 2 else [])]
-    found = []
+    rounds = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = []
@@ -396,9 +396,9 @@ def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
             if min(a, b) >= 0:  # -1 stands for a pause
                 pairs.append((min(a, b), max(a, b)))
 
-        found.append(pairs)
+        rounds.append(pairs)
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return found
+    return rounds
 
 
 def interface_mtu(interface: str) -> int:
@@ -411,11 +411,11 @@ def interface_mtu(interface: str) -> int:
 
 def _routes(peers: list[tuple[int, str, list[int]]]) -> dict[int, str]:
     """This node's own address on the way to each peer."""
-    found = {}
+    routes = {}
     for rank, address, _ in peers:
         with contextlib.suppress(OSError):
-            found[rank] = network.route_address(address)
-    return found
+            routes[rank] = network.route_address(address)
+    return routes
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -26,14 +26,14 @@ from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 def this_machine(root: Path = Path("/")) -> Machine:
     """This machine, which a run recognizes once it has refused it: its host name and its GPUs' own numbers,
     without GPUs the name alone. An address is the same on every host, or new each time."""
-    found = []
+    ids = []
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         if match := re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", _text(path)):
-            found.append(match[1])
+            ids.append(match[1])
     for path in (root / "sys/class/drm").glob("card*/device/unique_id"):
-        found.append(f"AMD-{_text(path).strip()}")
+        ids.append(f"AMD-{_text(path).strip()}")
     name = socket.gethostname()
-    return Machine(name, tuple(sorted(found)) or (name,))
+    return Machine(name, tuple(sorted(ids)) or (name,))
 
 
 def machine_from_message(message: dict[str, Any]) -> Machine:

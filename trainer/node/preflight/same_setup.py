@@ -65,16 +65,16 @@ def code_fingerprint(root: Path) -> str:
 
 def config_fingerprints(config: Any, section: str = "") -> dict[str, str]:
     """A hash of each option, since some hold tokens. Of a path the last part counts: homes differ."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
-            found |= config_fingerprints(value, f"{section}{field.name}.")
+            hashes |= config_fingerprints(value, f"{section}{field.name}.")
             continue
         if isinstance(value, str) and value.startswith(("/", "~", "./")):
             value = os.path.basename(value.rstrip("/"))
-        found[f"{section}{field.name}"] = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
-    return found
+        hashes[f"{section}{field.name}"] = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+    return hashes
 
 
 def data_fingerprint(path: str) -> tuple[str, list[str]]:
@@ -89,10 +89,10 @@ def data_fingerprint(path: str) -> tuple[str, list[str]]:
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable", ["manifest.json"]
     with ThreadPoolExecutor(READERS) as pool:
-        found = pool.map(lambda name: _sha256(manifest.parent / name), wanted)
-        damaged = [name for name, sha256 in zip(wanted, found, strict=True) if sha256 != wanted[name]]
-    said = json.dumps([content.get("fingerprint"), wanted], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16], damaged
+        hashes = pool.map(lambda name: _sha256(manifest.parent / name), wanted)
+        damaged = [name for name, sha256 in zip(wanted, hashes, strict=True) if sha256 != wanted[name]]
+    contents = json.dumps([content.get("fingerprint"), wanted], sort_keys=True)
+    return hashlib.sha256(contents.encode()).hexdigest()[:16], damaged
 
 
 def _sha256(path: Path) -> str:

@@ -42,7 +42,7 @@ def check_service_tokens(config: RunConfig, rank: int, env: Mapping[str, str] = 
 
 
 def _from_hub(config: RunConfig) -> bool:
-    return not all(os.path.exists(one.model.path) for one in by_model(config))
+    return not all(os.path.exists(own.model.path) for own in by_model(config))
 
 
 def _refusal(url: str, authorization: str, body: dict[str, str] | None = None) -> str | None:
@@ -52,10 +52,10 @@ def _refusal(url: str, authorization: str, body: dict[str, str] | None = None) -
     try:
         method = "POST" if data else "GET"
         reply = send_request(url, method=method, body=data, headers=headers, timeout_s=TIMEOUT_S)
-        said = json.loads(reply)
+        answer = json.loads(reply)
     except urllib.error.HTTPError as error:
         return f"{error.code} from {url}" if error.code in (401, 403) else None
     except (OSError, ValueError):
         return None
-    nobody = body is not None and not (said.get("data") or {}).get("viewer")
+    nobody = body is not None and not (answer.get("data") or {}).get("viewer")
     return f"it belongs to nobody at {url}" if nobody else ""

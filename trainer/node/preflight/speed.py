@@ -63,14 +63,14 @@ def main() -> int:
     rank = dist.get_rank()
     world = dist.get_world_size()
     local = int(os.environ["LOCAL_WORLD_SIZE"])
-    mine: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "node": rank // local,
         "rank": rank,
         "gpu": torch.cuda.get_device_name(device) if cuda else "",
     }
     quick = not arguments.seconds
     if cuda and not quick:
-        mine |= {"tflops": _matmul_tflops(device), "memory_gb_per_s": _memory_gb_per_s(device)}
+        measured |= {"tflops": _matmul_tflops(device), "memory_gb_per_s": _memory_gb_per_s(device)}
     groups = []
     for first in range(0, world, local):
         groups.append(dist.new_group(list(range(first, first + local))))
@@ -80,11 +80,11 @@ def main() -> int:
     if 1 < local < world and not quick:
         inside, wrong = _reduce(device, groups[rank // local], arguments.seconds / 4, show=False)
     between, wrong_too = _reduce(device, dist.group.WORLD, arguments.seconds, show=rank == 0)
-    mine |= {"between_gb_per_s": between, "wrong": wrong, "wrong_between": wrong_too}
+    measured |= {"between_gb_per_s": between, "wrong": wrong, "wrong_between": wrong_too}
     if not quick:
-        mine["inside_gb_per_s"] = between if local == world else inside
+        measured["inside_gb_per_s"] = between if local == world else inside
     everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, measured)
     dist.destroy_process_group()
     if rank == 0 and arguments.out:
         Path(arguments.out).write_text(json.dumps(everyone))

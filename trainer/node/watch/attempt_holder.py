@@ -50,10 +50,10 @@ from trainer.system.exit_codes import (
 )
 
 
-def note_end(run_dir: str, code: int, why: str, said: str) -> None:
+def note_end(run_dir: str, code: int, why: str, job_why: str) -> None:
     """Puts why a launch ended where `status`, the log and the report find it. why: what the launcher found,
-    which the job's log does not have. said: what the job said."""
-    lines = (why or said).strip().splitlines()
+    which the job's log does not have. job_why: what the job said."""
+    lines = (why or job_why).strip().splitlines()
     reason = lines[-1] if lines else describe_code(code)  # of a traceback its last line
     with contextlib.suppress(OSError):
         if why and code not in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
@@ -74,16 +74,16 @@ BRIEF = RetryPolicy(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=
 
 
 def count_failed_start(
-    config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]
+    config: RunConfig, code: int, why: str, judged: list[Finding], machines: Mapping[int, Machine]
 ) -> int:
     """Counts a start that failed before it took an attempt; returns the exit code to leave with. Otherwise a
     platform that gets bad machines would rent and give them back without end. machines: by rank."""
     if code not in LOST:
         return code
-    bad = [machines[rank] for rank in findings.failed_machines(found) if rank in machines]
+    bad = [machines[rank] for rank in findings.failed_machines(judged) if rank in machines]
 
     why = why or next(
-        (finding.figure for finding in found if finding.level == "fail" and finding.machine), ""
+        (finding.figure for finding in judged if finding.level == "fail" and finding.machine), ""
     )
     try:
         if bad:

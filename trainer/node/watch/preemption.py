@@ -126,9 +126,9 @@ def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | Non
 def _unanswered(error: Exception) -> str:
     """The line about a metadata service that has failed for a while."""
     answered = isinstance(error, urllib.error.HTTPError)
-    what = f"answers {error.code}" if answered else f"cannot be asked ({error or type(error).__name__})"
+    fault = f"answers {error.code}" if answered else f"cannot be asked ({error or type(error).__name__})"
     return (
-        f"the cloud's metadata service {what}: a spot notice is learned from SIGTERM alone, if that comes;"
+        f"the cloud's metadata service {fault}: a spot notice is learned from SIGTERM alone, if that comes;"
         " allow it to this machine's processes, or set SPOTRL_METADATA=off"
     )
 
@@ -246,9 +246,9 @@ class PreemptionNotice:
     def poll(self) -> str | None:
         """The reason if this process should stop, else None. Costs one stat(); called between phases."""
         if self.reason is None:
-            there = self._flagged()
+            flagged = self._flagged()
             # another file than before counts whatever its time is: clocks are set back, too
-            if there is not None and (there != self._before or there[1] >= self._born - 1.0):
+            if flagged is not None and (flagged != self._before or flagged[1] >= self._born - 1.0):
                 with contextlib.suppress(OSError):
                     reason = self._flag.read_text() or "notice"
                     own = reason.removeprefix(OUT_OF_HOURS) if reason.startswith(OUT_OF_HOURS) else ""

@@ -44,7 +44,7 @@ class RunLock:
             why = f"{self.path.parent} cannot be written ({error.strerror})"
             raise ConfigError(f"{why}: choose another run.dir") from None
         deadline = time.monotonic() + ENDING_S
-        told = False
+        shown = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,8 +56,8 @@ class RunLock:
                     os.close(file)
                     why = f"the run in {self.path.parent} is already held by {who}"
                     raise ConfigError(f"{why}: wait for it, or end that process") from None
-                if not told:
-                    told = True
+                if not shown:
+                    shown = True
                     print(f"waiting for {who} to end", flush=True)
                 time.sleep(0.2)
         self._file = file

@@ -88,7 +88,7 @@ class Watchdog:
         self._looked = 0.0
         self._born = time.time()
         self._offset = time.time() - time.monotonic()
-        self._told = set[LaneProgress]()
+        self._reported = set[LaneProgress]()
         self._pieces = dict[int, int]()
         self._worked = 0.0
         self._moved = 0.0
@@ -119,10 +119,10 @@ class Watchdog:
         node = sample["node"]
         now = time.monotonic()
         waits = {wait["what"]: wait["tell"] for wait in sample.get("waits", ())}
-        for what, line in waits.items():
-            told = self._servers.setdefault((node, what), 0.0)
-            if line and (not told or now - told > AGAIN_S):
-                self._servers[node, what] = now
+        for server, line in waits.items():
+            shown_s = self._servers.setdefault((node, server), 0.0)
+            if line and (not shown_s or now - shown_s > AGAIN_S):
+                self._servers[node, server] = now
                 yield line
         for key in [key for key in self._servers if key[0] == node and key[1] not in waits]:
             if self._servers.pop(key):
@@ -186,9 +186,9 @@ class Watchdog:
             served = max(served, self._waited.get("storing", 0.0))
         since = now - max(began, self._worked, moved, sampled, served)
         limit = self.limit_s(lane.phase)
-        if since <= limit or lane in self._told:
+        if since <= limit or lane in self._reported:
             return ""
-        self._told.add(lane)
+        self._reported.add(lane)
         where = f"phase {lane.phase} of step {lane.step}"
         if lane.name:
             where += f" ({lane.name})"
@@ -223,9 +223,9 @@ def watchdog_variables(folder: Path) -> dict[str, str]:
 
 def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
     """Has this node's ranks write their stacks, and NCCL its flight recorder; returns where each rank is."""
-    found = beacon.read_beacons(folder)
-    stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in found}
-    for pid in (*(b.pid for b in found), *_drivers(folder)):
+    beacons = beacon.read_beacons(folder)
+    stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in beacons}
+    for pid in (*(b.pid for b in beacons), *_drivers(folder)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, beacon.SIGNAL)
     traces = _traces(folder)
@@ -234,7 +234,7 @@ def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
         time.sleep(0.05)
     time.sleep(0.1)
     ranks: list[dict[str, Any]] = []
-    for b in found:
+    for b in beacons:
         ends = processes.process_state(b.pid), stacks[b.rank].read_text(), traces.get(b.rank, "")
         ranks.append(asdict(HangingRank(node, b.rank, b.calls, b.inside, b.since_s, b.name, *ends)))
     return ranks
@@ -242,7 +242,7 @@ def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
 
 def _traces(folder: Path) -> dict[int, str]:
     """NCCL's flight recorder by rank: torch writes it when asked through its pipe."""
-    asked = []
+    paths = []
     for pipe in folder.glob("nccl_pipe_*.pipe"):
         trace = folder / f"nccl_trace_{pipe.stem.removeprefix('nccl_pipe_')}"
         trace.unlink(missing_ok=True)  # an earlier one
@@ -250,21 +250,21 @@ def _traces(folder: Path) -> dict[int, str]:
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.write(descriptor, b"1\n")
             os.close(descriptor)
-            asked.append(trace)
+            paths.append(trace)
     sizes = [-1]
     deadline = time.monotonic() + TRACE_S
-    while asked and time.monotonic() < deadline:
+    while paths and time.monotonic() < deadline:
         before = sizes
-        sizes = [path.stat().st_size if path.exists() else 0 for path in asked]
+        sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
         if sizes == before and all(sizes):
             break
         time.sleep(0.3)
-    found = {}
-    for path in asked:
+    traces = {}
+    for path in paths:
         packed = zlib.compress(path.read_bytes()) if path.exists() else b""
         if packed and len(packed) <= TRACE_BYTES:
-            found[int(path.name.removeprefix("nccl_trace_"))] = base64.b64encode(packed).decode()
-    return found
+            traces[int(path.name.removeprefix("nccl_trace_"))] = base64.b64encode(packed).decode()
+    return traces
 
 
 def _drivers(folder: Path) -> dict[int, Path]:
@@ -304,8 +304,8 @@ def name_guilty_rank(ranks: Sequence[HangingRank], driver: str = "") -> str:
         return "no rank reported where it is"
     for r in ranks:
         if r.state in ("", "Z", "T", "t"):
-            what = "is stopped (state T)" if r.state in ("T", "t") else "is gone"
-            return f"rank {r.rank} on node {r.node} {what}" + _waiting(ranks, [r])
+            fault = "is stopped (state T)" if r.state in ("T", "t") else "is gone"
+            return f"rank {r.rank} on node {r.node} {fault}" + _waiting(ranks, [r])
 
     most = max(r.calls for r in ranks)
     ahead = [r for r in ranks if r.calls == most]
@@ -317,8 +317,8 @@ def name_guilty_rank(ranks: Sequence[HangingRank], driver: str = "") -> str:
         worst = min(behind, key=lambda r: r.calls)
         place = f"; it is at {worst.place}" if worst.place else ""
         called = next((r.name for r in ahead if r is not worst), "")
-        what = f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
-        return what + _waiting(ranks, behind)
+        fault = f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
+        return fault + _waiting(ranks, behind)
 
     if len({r.name for r in ahead}) > 1:
         which = ", ".join(f"rank {r.rank} {r.name}" for r in ahead)

@@ -413,17 +413,17 @@ def _derivative(m: re.Match[str]) -> str:
 
 def tokens(text: str) -> list[str]:
     """Numbers, commands, letters, derivatives and signs. Raises Unreadable."""
-    found: list[str] = []
+    parts: list[str] = []
     text = _DERIVATIVE.sub(_derivative, text)
     position = 0
     while text[position:].strip():
         if (match := _TOKEN.match(text, position)) is None:
             raise Unreadable(f"unexpected {text[position:][:10]!r}")
-        if match["number"] and match.start("number") == position and found and found[-1].isalpha():
-            found.append("_")  # x1
-        found += _split_word(match["word"]) if match["word"] else [match[0].strip()]
+        if match["number"] and match.start("number") == position and parts and parts[-1].isalpha():
+            parts.append("_")  # x1
+        parts += _split_word(match["word"]) if match["word"] else [match[0].strip()]
         position = match.end()
-    return found
+    return parts
 
 
 def _split_word(word: str) -> list[str]:

@@ -139,10 +139,10 @@ def _equal(
     if not answer or len(answer) > MAX_BOX_CHARS:
         return False
     answer = unbox(answer)
-    asked = read_question(question)
+    wanted = read_question(question)
     of_characters = isinstance(kind, (kinds.Letters, kinds.Words)) or getattr(kind, "name", "") == "code"
-    copied = not of_characters and asked.text != "" and asked.shows(spelling(answer))
+    copied = not of_characters and wanted.text != "" and wanted.shows(spelling(answer))
     if copied and not is_spelled_alike(kind, reference, answer, question):
         return False
-    comparison = Comparison(question, f"{question} {reference}", asked, evaluate, by_spelling, rules)
+    comparison = Comparison(question, f"{question} {reference}", wanted, evaluate, by_spelling, rules)
     return comparison.of_kind(kind, reference, answer)

@@ -144,16 +144,16 @@ def reading(reference: str, question: str = "") -> str:
         read = _description(read_kind(unbox(reference), question))
     except BadReferenceError:
         return json.dumps({"kind": "unreadable"})
-    asked = read_question(question)
-    read["asked"] = sorted(asked.forms | asked.counted)
+    wanted = read_question(question)
+    read["asked"] = sorted(wanted.forms | wanted.counted)
     return json.dumps({name: value for name, value in read.items() if value}, ensure_ascii=False)
 
 
 def in_words(read: str) -> str:
     """A reading for people: `ordered list of 0.25, 0.5, 0.75; asked: ordered`."""
     known = json.loads(read)
-    of, asked = (", ".join(known.get(name, ())) for name in ("parts", "asked"))
-    ends = (" of ", of), (" in ", known.get("unit")), ("; asked: ", asked)
+    of, wanted = (", ".join(known.get(name, ())) for name in ("parts", "asked"))
+    ends = (" of ", of), (" in ", known.get("unit")), ("; asked: ", wanted)
     return known["kind"] + "".join(lead + text for lead, text in ends if text)
 
 
@@ -189,8 +189,8 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
 
     context: question and whole reference answer, where this is a part of one.
     """
-    asked = read_question(question)
-    if "code" in asked.forms and re.fullmatch(
+    wanted = read_question(question)
+    if "code" in wanted.forms and re.fullmatch(
         r"[0-9]+(?:\.[0-9]*0|/[0-9]+|[eE][0-9]+)|[A-Z]{1,3}-[0-9]+", reference
     ):
         return Exactly("code", code_key(reference))
@@ -245,10 +245,10 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     if (ratio := structures.ratio(s)) is not None:
         return Ratio(ratio)
     structure = structures.parse(s)
-    asked = read_question(context)
+    wanted = read_question(context)
     if structure is not None and not ("\\in" in s and "matrix" in structure.kind):
         named = "=" in s or structure.kind not in ("list", "set") or s.startswith(("\\{", "{"))
-        return Collection(structure, "ordered" in asked.forms and not named and "\\pm" not in s)
+        return Collection(structure, "ordered" in wanted.forms and not named and "\\pm" not in s)
     if relations.is_relation(s):
         return Condition(s)
     bare, measured_in = split_unit(reference, context)

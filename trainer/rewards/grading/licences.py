@@ -175,24 +175,24 @@ class Comparison:
             return self.ordered(wanted.parts, answer)
         if not self.allows_or(reference, answer):
             return False
-        found = structures.parse(answer)
-        if found is None and _LOOSE.sub("", answer).lower() == _LOOSE.sub("", reference).lower():
+        given = structures.parse(answer)
+        if given is None and _LOOSE.sub("", answer).lower() == _LOOSE.sub("", reference).lower():
             return not any(map(str.isdigit, answer))  # `Washington D.C.`
-        if found is not None and _is_one(wanted) == _is_one(found):
-            return self.parts(wanted, found, inner)
+        if given is not None and _is_one(wanted) == _is_one(given):
+            return self.parts(wanted, given, inner)
         if relations.is_relation(answer):
             interval = wanted.kind in structures.INTERVALS and len(wanted.parts) == 2
             return interval and self.relations(reference, answer, True)
         if _is_one(wanted):
             return self.same(wanted.parts[0], answer)
-        return _is_one(found) and found is not None and self.of_kind(kind, reference, found.parts[0], True)
+        return _is_one(given) and given is not None and self.of_kind(kind, reference, given.parts[0], True)
 
     def allows_or(self, reference: str, answer: str) -> bool:
         """Whether an answer may join values by "or", as solutions of an equation are; else it is a hedge."""
         if "=" in answer or not _OR.search(answer) or _OR.search(reference):
             return True
-        found = structures.parse(reference)
-        words = found and any(map(option_letters.is_text, found.parts))
+        solutions = structures.parse(reference)
+        words = solutions and any(map(option_letters.is_text, solutions.parts))
         return not words and not _AND.search(reference) and _SOLVED.search(self.question) is not None
 
     def ordered(self, parts: tuple[str, ...], answer: str) -> bool:
@@ -204,8 +204,8 @@ class Comparison:
             if low and high and (low.value < high.value) == (signs <= {">", "\\ge"}):
                 return False  # 3 < 2
         else:
-            found = structures.parse(_GOES_ON.sub("", answer))
-            given = found.parts if found and found.kind in ("list", "set", "()") else ()
+            listed = structures.parse(_GOES_ON.sub("", answer))
+            given = listed.parts if listed and listed.kind in ("list", "set", "()") else ()
         return len(given) == len(parts) and all(map(self.same, parts, given))
 
     def formula(self, reference: str, answer: str, raw: tuple[str, str], inner: bool, step: bool) -> bool:
@@ -398,12 +398,12 @@ _ZEROS = tuple(f"0{digit}" for digit in range(10))
 """How digits begin that are no plain number: `0-05` is not 0-5."""
 
 
-def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool:
+def _has_asked_form(wanted: Asked, reference: Quantity, answer: Quantity) -> bool:
     """Whether a number has the form and unit that the question asks for, as far as the reference has them."""
-    if answer.unit is not None and reference.unit is None and not _is_asked_unit(asked, answer.unit):
+    if answer.unit is not None and reference.unit is None and not _is_asked_unit(wanted, answer.unit):
         return False
-    forms = asked.forms
-    of_another = asked.units or asked.counted or asked.percents
+    forms = wanted.forms
+    of_another = wanted.units or wanted.counted or wanted.percents
     if answer.percent and not reference.percent and of_another and "share" not in forms:
         return False
     if "converted" in forms and answer.unit and reference.unit and answer.unit.size != reference.unit.size:
@@ -429,10 +429,10 @@ def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool
 _TENTHS = re.compile(r"(?<![0-9])10*\}?$")
 
 
-def _is_asked_unit(asked: Asked, unit: Unit) -> bool:
+def _is_asked_unit(wanted: Asked, unit: Unit) -> bool:
     counted = {name for name, power in unit.dimensions if power > 0}
-    named = unit in asked.units or not asked.counted.isdisjoint(counted)
-    return named or not (asked.units or asked.counted)
+    named = unit in wanted.units or not wanted.counted.isdisjoint(counted)
+    return named or not (wanted.units or wanted.counted)
 
 
 def _is_quotient(ratio: structures.Ratio | None, number: Quantity) -> bool:
@@ -456,8 +456,8 @@ def is_spelled_alike(kind: Kind, reference: str, answer: str, question: str) -> 
         same_number = (number.form, number.percent) == (wanted.form, wanted.percent)
         return same_number and same_unit and (plain or number.written == wanted.written)
     if isinstance(kind, kinds.Collection):
-        found = structures.parse(answer)
-        given = list(map(spelling, found.parts)) if found else []
+        answered = structures.parse(answer)
+        given = list(map(spelling, answered.parts)) if answered else []
         wanted_parts = list(map(spelling, kind.structure.parts))
         return given == wanted_parts or (not kind.ordered and sorted(given) == sorted(wanted_parts))
     bare = naming.strip_name(common_notation(reference), common_notation(answer), question)

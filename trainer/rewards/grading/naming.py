@@ -80,8 +80,8 @@ def is_name(s: str, context: str) -> bool:
         asked_so = s.replace(" ", "") in context.replace(" ", "")
         return asked_so or parts == sorted(parts)
     if _WORDS.fullmatch(s) and not _NAME.fullmatch(s):
-        asked = nouns(context) | _QUANTITIES
-        return asked.issuperset(s.lower().split())
+        names = nouns(context) | _QUANTITIES
+        return names.issuperset(s.lower().split())
     match = _NAME.fullmatch(s)
     if match is None or not re.fullmatch(r"[A-Za-z]{2,}", s):
         return match is not None

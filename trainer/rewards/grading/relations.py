@@ -140,32 +140,32 @@ def _builder(s: str) -> str:
 @lru_cache(maxsize=1024)
 def branches(s: str, variable: str) -> Branches:
     """The alternatives of a relation or set. Raises Unreadable."""
-    found: list[tuple[Relation, ...]] = []
+    relations: list[tuple[Relation, ...]] = []
     for part in _OR.split(_builder(s)):
         pieces = _MEMBER.split(part)
         if len(pieces) == 2 and _VARIABLE.fullmatch(pieces[0].strip()):
-            found += _set(pieces[1].strip(), pieces[0].strip())
+            relations += _set(pieces[1].strip(), pieces[0].strip())
         elif len(pieces) == 1 and SIGN.search(part):
-            found.append(_chain(part))
+            relations.append(_chain(part))
         elif len(pieces) == 1:
-            found += _set(part.strip(), variable)
+            relations += _set(part.strip(), variable)
         else:
             raise Unreadable("a membership")
-    longest = max(map(len, found), default=0)
-    if len(found) > MAX_PARTS or longest > MAX_PARTS:
+    longest = max(map(len, relations), default=0)
+    if len(relations) > MAX_PARTS or longest > MAX_PARTS:
         raise Unreadable("too many parts")
-    return tuple(found)
+    return tuple(relations)
 
 
 def _chain(part: str) -> tuple[Relation, ...]:
     """The relations that all hold in `a < b \\le c` or `x > 1, x < 3`."""
-    found: list[Relation | None] = []
+    relations: list[Relation | None] = []
     for signs in filter(None, split_top(_AND.sub(",", part))):
         pieces = SIGN.split(signs)
         if len(pieces) < 3 or not all(pieces[::2]):
             raise Unreadable("a relation without two sides")
-        found += map(_oriented, pieces[:-2:2], pieces[1::2], pieces[2::2])
-    return tuple(filter(None, found))
+        relations += map(_oriented, pieces[:-2:2], pieces[1::2], pieces[2::2])
+    return tuple(filter(None, relations))
 
 
 def _oriented(left: str, sign: str, right: str) -> Relation | None:
@@ -190,13 +190,13 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         if whole.strip() != "\\mathbb{R}" or points is None or points.kind != "set":
             raise Unreadable("a difference of sets")
         return [tuple(Relation("\\ne", variable, point) for point in points.parts)]
-    found: list[tuple[Relation, ...]] = []
+    relations: list[tuple[Relation, ...]] = []
     for part in re.split(r"\s*\\cup(?![a-zA-Z])\s*", s):
         enclosed = part[:1] == "(" and part[-1:] == ")" and is_one_group(part)
         if enclosed and "," not in part:
             part = part[1:-1]
         if part == "\\mathbb{R}":
-            found.append(())
+            relations.append(())
             continue
         interval = structures.parse(part)
         if interval is None or interval.kind not in structures.INTERVALS or len(interval.parts) != 2:
@@ -204,8 +204,8 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         low_sign, high_sign = ("\\le" if bracket in "[]" else "<" for bracket in interval.kind)
         low, high = interval.parts
         ends = _oriented(low, low_sign, variable), _oriented(variable, high_sign, high)
-        found.append(tuple(filter(None, ends)))
-    return found
+        relations.append(tuple(filter(None, ends)))
+    return relations
 
 
 def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
