@@ -83,11 +83,11 @@ def end_with_uv() -> None:
 
 def find_uv() -> str:
     """A uv that answers (a shim of pyenv may not); empty if there is none."""
-    for found in (shutil.which("uv"), str(Path.home() / ".local/bin/uv"), str(CACHE / "bin/uv")):
-        if found and os.access(found, os.X_OK):
-            asked = subprocess.run([found, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            if asked.returncode == 0:
-                return found
+    for uv in (shutil.which("uv"), str(Path.home() / ".local/bin/uv"), str(CACHE / "bin/uv")):
+        if uv and os.access(uv, os.X_OK):
+            probe = subprocess.run([uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if probe.returncode == 0:
+                return uv
     return ""
 
 

@@ -183,9 +183,9 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name. Raises ConfigError that names the nearest one."""
-        found = super().get_command(ctx, cmd_name)
-        if found or ctx.resilient_parsing or cmd_name.startswith("-"):
-            return found
+        command = super().get_command(ctx, cmd_name)
+        if command or ctx.resilient_parsing or cmd_name.startswith("-"):
+            return command
         near = difflib.get_close_matches(cmd_name, self.commands, n=1)
         hint = f"did you mean {near[0]}?" if near else "see `python3 launch.py --help`"
         raise ConfigError(f"unknown command {cmd_name}: {hint}")

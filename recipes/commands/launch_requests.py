@@ -59,7 +59,7 @@ def start_run(request: LaunchRequest) -> int:
     if request.hosts:
         target = target or "ssh"
     name = request.recipe
-    samples = any(one.partition("=")[0].strip() == "fleet.run" for one in overrides)
+    samples = any(setting.partition("=")[0].strip() == "fleet.run" for setting in overrides)
     if request.hosts and samples:
         overrides += [f"sample.hosts=[{request.hosts}]", f"sample.nodes={request.hosts.count(',') + 1}"]
     elif request.hosts:
@@ -152,7 +152,7 @@ def resume_run(run: str, bucket: str, options: LaunchOptions, before: int = 0) -
                 " to go back again, name another step"
             )
         # Steps that were made since an earlier return count by that return's step no more.
-        overrides = [one for one in overrides if not one.startswith(BEFORE)]
+        overrides = [setting for setting in overrides if not setting.startswith(BEFORE)]
         overrides.append(f"{BEFORE}{before}")
     recipe = resolve(record.recipe, overrides)
     if recipe.kind == "train" and recipe.config.fleet.workers != "off":

@@ -149,8 +149,8 @@ class Platform:
             )
         if not self.gpus_for(recipe):
             names = ", ".join((cluster.gpu, *cluster.alternatives))
-            mine = ", ".join(self.gpus)
-            return f"{self.name} has no {names} with {cluster.gpus_per_node} per node (it has {mine})"
+            offered = ", ".join(self.gpus)
+            return f"{self.name} has no {names} with {cluster.gpus_per_node} per node (it has {offered})"
         return ""
 
     def gpus_for(self, recipe: Recipe) -> list[str]:

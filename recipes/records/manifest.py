@@ -109,13 +109,13 @@ def own_code(config: run_config.RunConfig) -> list[tuple[str, str]]:
 def code_hashes(config: run_config.RunConfig) -> dict[str, str]:
     """sha256 of the files of the run's own code that are on this machine, and of the Python files beside
     each, which it can import."""
-    found = {}
+    digests = {}
     for _, spec in own_code(config):
         file = Path(spec.rpartition(":")[0]).expanduser()
         if file.is_file():
             for path in {file, *file.parent.glob("*.py"), *file.parent.glob("*/*.py")}:
-                found[str(path)] = _digest(path)
-    return dict(sorted(found.items()))
+                digests[str(path)] = _digest(path)
+    return dict(sorted(digests.items()))
 
 
 def is_ignored(name: str) -> bool:

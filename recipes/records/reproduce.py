@@ -216,11 +216,11 @@ def check_config(launch: LaunchHalf, tree: Path) -> None:
 
 def differing_keys(a: dict[str, Any], b: dict[str, Any], where: str = "") -> list[str]:
     """Dotted keys whose values differ."""
-    found = []
+    differing = []
     for key in sorted(a.keys() | b.keys()):
         x, y = a.get(key), b.get(key)
         if isinstance(x, dict) and isinstance(y, dict):
-            found += differing_keys(x, y, f"{where}{key}.")
+            differing += differing_keys(x, y, f"{where}{key}.")
         elif x != y:
-            found.append(f"{where}{key}")
-    return found
+            differing.append(f"{where}{key}")
+    return differing

@@ -94,8 +94,8 @@ class Trace:
         """The whole episode as text, for a person: replies, and each observation in a paragraph of its
         own."""
         parts = []
-        for i, said in enumerate(self.dialog):
-            parts.append(f"[observed] {said}" if i % 2 else said)
+        for i, turn in enumerate(self.dialog):
+            parts.append(f"[observed] {turn}" if i % 2 else turn)
         return "\n\n".join([*parts, self.text])
 
     @property

@@ -105,7 +105,7 @@ def export_adapter(source: FoundCheckpoint | str | Path, out_dir: str | Path, co
             sources[key] = (reader.shape(name), partial(reader.read, "master", name))
     if not sources:
         raise ConfigError(
-            f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained"
+            f"the checkpoint of step {reader.source.step} has no adapter: all weights were trained"
         )
 
     about = {
@@ -216,7 +216,7 @@ def _origin(reader: Any) -> tuple[LoRA, str, bool]:
     it froze the vision tower whole."""
     if not isinstance(reader, ShardReader):
         return reader.lora, reader.dtype, False
-    settings = reader.found.manifest["config"]
+    settings = reader.source.manifest["config"]
     lora = {key[5:]: value for key, value in settings.items() if key.startswith("lora.")}
     return LoRA(**lora), settings["model.dtype"], bool(settings.get("model.freeze_vision"))
 

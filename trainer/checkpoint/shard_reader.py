@@ -162,13 +162,13 @@ class ShardReader:
     damaged."""
 
     def __init__(self, source: FoundCheckpoint | str | Path):
-        self.found = source if isinstance(source, FoundCheckpoint) else open_folder(source)
-        self.world_size = self.found.world_size
+        self.source = source if isinstance(source, FoundCheckpoint) else open_folder(source)
+        self.world_size = self.source.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         self._siblings: dict[tuple[int, str], set[str]] = {}
         self._sums: dict[str, str] = {}
-        self._storage = Storage(self.found.url) if self.found.url else None
+        self._storage = Storage(self.source.url) if self.source.url else None
         self._open: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
@@ -177,7 +177,7 @@ class ShardReader:
             try:
                 self._take(rank, sidecar.result())
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-                which = f"checkpoint of step {self.found.step}: {rank_stem(rank, self.world_size)}.json"
+                which = f"checkpoint of step {self.source.step}: {rank_stem(rank, self.world_size)}.json"
                 raise CorruptCheckpoint(f"{which} is no index: {error!r}") from error
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.start)
@@ -203,7 +203,7 @@ class ShardReader:
         """Shape of a parameter. Raises CheckpointError for an unknown one."""
         if name not in self._shapes:
             raise CheckpointError(
-                f"the checkpoint of step {self.found.step} has no parameter {name}: another model?"
+                f"the checkpoint of step {self.source.step} has no parameter {name}: another model?"
             )
         return self._shapes[name]
 
@@ -231,7 +231,7 @@ class ShardReader:
             at = high
         if at != stop:
             raise CorruptCheckpoint(
-                f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on"
+                f"checkpoint of step {self.source.step}: no shard holds {kind}/{name} from {at} on"
             )
         if not parts:
             return torch.empty(0)
@@ -246,7 +246,7 @@ class ShardReader:
                 return file.read(key, start, stop)
             return file.get_slice(key)[start:stop]
         except (SafetensorError, KeyError, IndexError) as error:
-            raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: {key}: {error}") from error
+            raise CorruptCheckpoint(f"checkpoint of step {self.source.step}: {key}: {error}") from error
 
     def stream(self, wanted: Iterable[tuple[str, str, int, int]]) -> Iterator[torch.Tensor]:
         """`read` of every (kind, name, start, stop), in order; the next ones are under way meanwhile."""
@@ -269,7 +269,7 @@ class ShardReader:
         return decode_state(self._sidecar(rank)["extra"])
 
     def _sidecar(self, rank: int) -> dict[str, Any]:
-        return json.loads(self.found.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
+        return json.loads(self.source.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
 
     def _file(self, piece: _Piece, kind: str) -> Any:
         with self._lock:
@@ -281,10 +281,10 @@ class ShardReader:
 
     def _opened(self, name: str) -> Any:
         if self._storage and name in self._sums:
-            entry = self.found.file(name)
-            if not file_matches(Path(self.found.directory) / name, entry, self.found.verified):
+            entry = self.source.file(name)
+            if not file_matches(Path(self.source.directory) / name, entry, self.source.verified):
                 return RangedShard(self._storage, name, entry["bytes"], self._sums[name])
-        return safe_open(self.found.local(name), framework="pt")
+        return safe_open(self.source.local(name), framework="pt")
 
 
 def open_folder(folder: str | Path) -> FoundCheckpoint:

@@ -399,11 +399,11 @@ def _worker_rows(run_dir: Path) -> list[DisplayRow]:
     workers = read_roster(run_dir)
     rows = []
     for device in dict.fromkeys(worker["device"] for worker in workers):
-        mine = [worker for worker in workers if worker["device"] == device]
-        alive = [worker for worker in mine if worker["lives"]]
-        words = [device, f"{len(alive)} of {len(mine)} workers alive"]
+        alike = [worker for worker in workers if worker["device"] == device]
+        alive = [worker for worker in alike if worker["lives"]]
+        words = [device, f"{len(alive)} of {len(alike)} workers alive"]
         words.append(f"{sum(column(alive, 'completions_per_s')):.1f} completions/s")
-        words.append(f"{sum(column(mine, 'completions')):,} taken")
+        words.append(f"{sum(column(alike, 'completions')):,} taken")
         rows.append(DisplayRow("workers", 3, tuple(map(_text, words))))
     for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
         rows.append(DisplayRow("ended", 5, (_text(worker["worker"]), _text(f"ended: {worker['why']}"))))

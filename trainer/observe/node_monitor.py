@@ -80,12 +80,12 @@ class NodeMonitor:
         self._files: dict[int, int] = {}
         self._at = time.monotonic()
         self._nvml: Any = None
-        self._mine: list[int] = []
+        self._own: list[int] = []
         with contextlib.suppress(Exception):  # no driver, or none that this library knows
             import pynvml
 
             pynvml.nvmlInit()
-            self._mine = nvml_positions(pynvml)
+            self._own = nvml_positions(pynvml)
             self._nvml = pynvml
 
     def due(self) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class NodeMonitor:
         if nvml is None:
             return []
         gpus = []
-        for index in self._mine:
+        for index in self._own:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 use = nvml.nvmlDeviceGetUtilizationRates(handle)

@@ -127,11 +127,11 @@ def workers_section(workers: Sequence[dict[str, Any]]) -> str:
     total = sum(column(workers, "completions"))
     rows = []
     for device in dict.fromkeys(worker["device"] for worker in workers):
-        mine = [worker for worker in workers if worker["device"] == device]
-        sampled = sum(column(mine, "completions"))
-        alive = sum(worker["lives"] for worker in mine)
+        alike = [worker for worker in workers if worker["device"] == device]
+        sampled = sum(column(alike, "completions"))
+        alive = sum(worker["lives"] for worker in alike)
         share = f"{sampled / total:.0%}" if total else "–"
-        rows.append([device, f"{alive} of {len(mine)}", f"{sampled:,}", share])
+        rows.append([device, f"{alive} of {len(alike)}", f"{sampled:,}", share])
     shown = html_table(["GPU", "alive at the end", "completions since the last start", "share"], rows, "wide")
     ended = [worker for worker in workers if not worker["lives"]]
     if ended:

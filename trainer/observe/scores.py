@@ -89,14 +89,14 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
 def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
-    asked = [row for row in rows if row.asked]
-    completions = max(1, n * len(asked))
+    scored = [row for row in rows if row.asked]
+    completions = max(1, n * len(scored))
     accuracies = [sum(accuracy for _, accuracy in row.answers) / n for row in rows]
     earned = [accuracy for row in rows for _, accuracy in row.answers]
-    unanswered = sum(answer is None for row in asked for answer, _ in row.answers)
+    unanswered = sum(answer is None for row in scored for answer, _ in row.answers)
     figures: dict[str, Any] = {
         "problems": len(rows),
-        "too_long": len(rows) - len(asked),
+        "too_long": len(rows) - len(scored),
         "accuracy": sum(earned) / len(earned),
         "interval": confidence_interval(accuracies),
         "no_answer": unanswered / completions,

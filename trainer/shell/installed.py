@@ -71,9 +71,9 @@ def import_failures(modules: tuple[str, ...]) -> list[str]:
     return failed
 
 
-def main(asked: str) -> int:
+def main(command: str) -> int:
     """Prints what was found; 1 if an import fails."""
-    if asked == "files":
+    if command == "files":
         for name in incomplete_packages(Path(sysconfig.get_path("purelib"))):
             print(name)
         return 0

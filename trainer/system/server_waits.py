@@ -61,7 +61,7 @@ class ServerWait:
 _waits: dict[int, ServerWait] = {}
 """The waits of this process, by a number of their own."""
 _lock = threading.Lock()
-_told: dict[str, float] = {}
+_shown: dict[str, float] = {}
 """When a person was last told of the wait for a server, by its name."""
 
 
@@ -89,8 +89,8 @@ class Waiter:
         if os.environ.get(FOLDER_VARIABLE):
             return
         now = time.monotonic()
-        if now - _told.get(self._wait.what, -math.inf) > AGAIN_S:
-            _told[self._wait.what] = now
+        if now - _shown.get(self._wait.what, -math.inf) > AGAIN_S:
+            _shown[self._wait.what] = now
             print(self._wait, file=sys.stderr, flush=True)
 
     def end(self) -> None:
