@@ -13,6 +13,7 @@ import argparse
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -125,6 +126,8 @@ def supervised(scratch: Path, steps: int) -> int:
     command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
     log, metrics = scratch / "log.txt", scratch / "run" / METRICS
     with log.open("w") as written, Progress(steps) as progress:
+        presses: list[int] = []  # a second Ctrl-C may come while the first is answered
+        before = signal.signal(signal.SIGINT, lambda number, _: presses.append(number))
         process = subprocess.Popen(
             command,
             env=environment,
@@ -132,23 +135,22 @@ def supervised(scratch: Path, steps: int) -> int:
             stderr=subprocess.STDOUT,
             preexec_fn=partial(end_with_parent, os.getpid()),
         )
-        interrupted = False
+        answered = False
         while process.poll() is None:
             silent_s = time.time() - max(path.stat().st_mtime for path in (log, metrics) if path.exists())
             if silent_s > SILENT_S:
                 process.kill()
                 progress.say(f"the warm-up has written nothing for {silent_s:.0f} s, and is ended")
-            try:
-                progress.show(max(0, last_step(metrics, steps)))
-                time.sleep(POLL_S)
-            except KeyboardInterrupt:  # it got the same Ctrl-C, and saves where it stands
-                if interrupted:
-                    process.kill()
-                else:
-                    progress.say("stopping the warm-up, which saves first; Ctrl-C again ends it at once")
-                interrupted = True
+            if len(presses) > 1:
+                process.kill()
+            elif presses and not answered:  # the process got the same Ctrl-C, and saves where it stands
+                progress.say("stopping the warm-up, which saves first; Ctrl-C again ends it at once")
+                answered = True
+            progress.show(max(0, last_step(metrics, steps)))
+            time.sleep(POLL_S)
+        signal.signal(signal.SIGINT, before)
         progress.show(max(0, last_step(metrics, steps)))
-    if interrupted:
+    if presses:
         print("stopped in the warm-up: the same command goes on from its last checkpoint", file=sys.stderr)
         return EXIT_INTERRUPTED
     if process.returncode:
