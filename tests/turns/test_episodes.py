@@ -144,7 +144,7 @@ class Slow(Zoom):
         super().__init__(3136)
 
     def answer(self, situation, replies):
-        mark = Path(os.environ["TURNS_MARKS"], str(os.getpid()))
+        mark = Path("MARKS", str(os.getpid()))
         mark.touch()
         time.sleep(os.urandom(1)[0] / 1000)
         observation = super().answer(situation, replies)
@@ -153,15 +153,15 @@ class Slow(Zoom):
 """
 
 
-def runs(config, tmp_path, *about, env=None) -> tuple[Job, FaultRun]:
+def runs(config, tmp_path, *about) -> tuple[Job, FaultRun]:
     """A run of three steps that was never disturbed, and the same one, which has not begun."""
     about = [*about, "run.max_steps=3", "checkpoint.export_hf=end", "logging.samples_per_step=16"]
     config = override(config, [*about, "optimizer.learning_rate=1e-5"])
     whole, struck = tmp_path / "undisturbed", tmp_path / "killed"
-    undisturbed = Job(placed(config, whole), whole, env)
+    undisturbed = Job(placed(config, whole), whole)
     assert undisturbed.start().wait(1500) == 0, undisturbed.tail()
     assert [line["step"] for line in undisturbed.metrics()] == [1, 2, 3]
-    return undisturbed, FaultRun(placed(config, struck), struck, env)
+    return undisturbed, FaultRun(placed(config, struck), struck)
 
 
 STALE = "rollout.staleness=1", "algorithm.rollout_correction=truncate"
@@ -191,11 +191,11 @@ def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_pa
 def test_killed_in_a_call_of_a_slow_tool_it_is_the_same_run(config, tmp_path):
     """A step that was not logged is sampled again, to the bit: no result of a tool is taken sooner or later
     than at its engine step."""
-    (tmp_path / "slow.py").write_text(SLOW_ZOOM)
     marks = tmp_path / "marks"
     marks.mkdir()
+    (tmp_path / "slow.py").write_text(SLOW_ZOOM.replace("MARKS", str(marks)))
     own = f"turns.environment={tmp_path}/slow.py:Slow"
-    undisturbed, killed = runs(config, tmp_path, own, env={"TURNS_MARKS": str(marks)})
+    undisturbed, killed = runs(config, tmp_path, own)
     job = killed.job.start()
 
     def in_a_call() -> bool:
