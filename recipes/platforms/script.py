@@ -275,8 +275,8 @@ def setup_commands(
     the preamble. prepare: else another job prepares on the same file system, and its results are waited
     for."""
     recipe = on_node(recipe)
-    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if check_driver else []
-    lines = [*filter(None, lines)]
+    check = driver_check(recipe, bad_driver).rstrip("\n") if check_driver else ""
+    lines = [check] if check else []
     lines.append(f"bash trainer/shell/setup.sh {recipe.environment}")
     # the next machine need not download the packages again
     if recipe.storage.volume and recipe.cluster.nodes == 1:

@@ -76,15 +76,15 @@ def demo(request):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_demo_is_within_its_bands(demo, capsys):
-    folder = demo("optimizer.schedule=constant")
-    assert compare.main([str(folder), "--expected"]) == 0
-    assert "within expectation up to step 10" in capsys.readouterr().out
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_learning_rate_that_is_too_low_leaves_them(demo, capsys):
-    folder = demo("optimizer.learning_rate=1e-7")
-    assert compare.main([str(folder), "--expected"]) == 1
-    assert "step 10: eval/accuracy left its band" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("change", "code", "printed"),
+    [
+        ("optimizer.schedule=constant", 0, "within expectation up to step 10"),
+        ("optimizer.learning_rate=1e-7", 1, "step 10: eval/accuracy left its band"),
+    ],
+    ids=["within", "a learning rate that is too low"],
+)
+def test_the_demo_is_within_its_bands(demo, capsys, change, code, printed):
+    folder = demo(change)
+    assert compare.main([str(folder), "--expected"]) == code
+    assert printed in capsys.readouterr().out

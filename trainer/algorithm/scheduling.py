@@ -232,9 +232,8 @@ def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> 
     """Indices in each bin, by "longest processing time first": the costliest goes to the cheapest bin with
     room for it. An empty bin takes anything. None if something fits nowhere."""
     out: list[list[int]] = [[] for _ in range(bins)]
-    heap = [
-        (0.0, b, 0) for b in range(bins)
-    ]  # (cost, bin, tokens), the cheapest first; equal ones are a heap
+    # (cost, bin, tokens), the cheapest first; equal ones are a heap
+    heap = [(0.0, b, 0) for b in range(bins)]
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         full = []
         while heap and heap[0][2] and heap[0][2] + tokens[i] > budget:

@@ -54,9 +54,8 @@ def visible_positions(ids: Sequence[Sequence[str]], env: Mapping[str, str] = os.
 def _position(name: str, ids: Sequence[Sequence[str]]) -> int | None:
     if name.isdigit():
         return int(name) if int(name) < len(ids) else None
-    if name.startswith(
-        "MIG-GPU-"
-    ):  # MIG-GPU-<uuid>/<instance>/<compute instance>, as drivers before 470 wrote
+    # MIG-GPU-<uuid>/<instance>/<compute instance>, as drivers before 470 wrote
+    if name.startswith("MIG-GPU-"):
         name = name.removeprefix("MIG-").partition("/")[0]
     holders = []
     for position, of_gpu in enumerate(ids):

@@ -131,9 +131,8 @@ def open_store(url: str, env: Mapping[str, str], retry: RetryPolicy, request_tim
     if endpoint:
         keys["endpoint"] = endpoint
     usual = "SHA256" if not endpoint or ".amazonaws.com" in endpoint else ""
-    if checksum := env.get(
-        "AWS_CHECKSUM_ALGORITHM", usual
-    ):  # Amazon compares it with what arrived; others may refuse the header
+    # Amazon compares it with what arrived; others may refuse the header.
+    if checksum := env.get("AWS_CHECKSUM_ALGORITHM", usual):
         keys["checksum_algorithm"] = checksum
     if of_runpod:
         keys["virtual_hosted_style_request"] = False

@@ -115,7 +115,7 @@ class JoiningHead(Launcher):
         return 0, ""
 
     def _who_is_there(self, rank: int, address: str) -> str:
-        """What is wrong with the node at a missing node's address, or with where it looks for the self."""
+        """What is wrong with the node at a missing node's address, or with where it looks for the head."""
         assert self.prober is not None
         try:
             other, sought = self.prober.who(address, self.port)

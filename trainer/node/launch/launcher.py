@@ -261,7 +261,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def run(self) -> int:
-        """The whole launch; returns the job's exit code. Raises LaunchEnded, ConfigError, RendezvousError."""
+        """The whole launch; returns the job's exit code. Raises LaunchEnded, ConfigError."""
 
     def settle(self, code: int) -> int:
         """Records how the launch ended; returns the exit code."""
