@@ -56,7 +56,7 @@ def configuration(
         data=c.Data(path=data, split="warm", prompt_max_tokens=512),
         optimizer=c.Optimizer(learning_rate=LEARNING_RATE, warmup_steps=20, schedule="linear"),
         sft=c.SFT(batch_size=BATCH, max_tokens=512, epochs=100),
-        checkpoint=c.Checkpoint(every_steps=50, keep_last=1, export_hf="end", asynchronous=False),
+        checkpoint=c.Checkpoint(every_steps=50, keep_last=1, export_hf="end"),
         placement=c.Placement(workers_per_node=workers, device=device),
         logging=c.Logging(tensorboard=False),
         guards=c.Guards(entropy_min_share=0.0),  # entropy falls from that of random weights

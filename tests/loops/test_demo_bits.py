@@ -61,7 +61,7 @@ def demo(request):
     folders = []
 
     def ran(*overrides):
-        run_id = f"expected-{request.node.name[-24:].strip('[]').replace('_', '-')}".lower()
+        run_id = f"expected-{request.node.callspec.id}"
         folder = ROOT / "runs" / run_id
         folders.append(folder)
         options = [part for override in ("run.max_steps=10", *overrides) for part in ("--set", override)]
@@ -82,7 +82,7 @@ def demo(request):
         ("optimizer.schedule=constant", 0, "within expectation up to step 10"),
         ("optimizer.learning_rate=1e-7", 1, "step 10: eval/accuracy left its band"),
     ],
-    ids=["within", "a learning rate that is too low"],
+    ids=["within", "too-low-a-rate"],
 )
 def test_the_demo_is_within_its_bands(demo, capsys, change, code, printed):
     folder = demo(change)
