@@ -5,13 +5,14 @@ A number within 10% of the reference earns half; all else is the built-in grader
 
 from __future__ import annotations
 
+from trainer.data.schema import AnswerType
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import final_answer
 
 NEAR, PARTIAL = 0.1, 0.5
 
 
-def reward(text: str, reference: str, answer_type: str) -> float:
+def reward(text: str, reference: str, answer_type: AnswerType) -> float:
     """text: the whole completion. reference: what stands in the reference answer's box. answer_type: letter,
     number, text or math. It runs in a process of its own under `rewards.deadline_s`; an exception is an
     `error`."""

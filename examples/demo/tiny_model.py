@@ -275,7 +275,9 @@ def build_config(
         case "qwen3":
             return Qwen3Config(architectures=["Qwen3ForCausalLM"], head_dim=HEAD, **text)
         case "qwen3_moe":
-            return Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], head_dim=HEAD, **text, **experts)
+            return Qwen3MoeConfig(
+                architectures=["Qwen3MoeForCausalLM"], **text, **experts | {"head_dim": HEAD}
+            )
         case "llama":  # frequencies as in Llama 3.1
             rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                      "original_max_position_embeddings": 512}  # fmt: skip

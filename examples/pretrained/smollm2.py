@@ -54,7 +54,7 @@ def convert(gguf: Path, out: Path) -> None:
     fresh = type(read)(type(read.config)(**settings))
     fresh.load_state_dict(read.state_dict())
     fresh.save_pretrained(out)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(out)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(out)  # ty: ignore[missing-union-attribute]
 
 
 def main(arguments: list[str] | None = None) -> int:

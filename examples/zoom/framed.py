@@ -24,7 +24,7 @@ import io
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def prepare(
 ) -> Manifest:
     """Writes all splits."""
     counts = {"train": train_rows, "test": test_rows} | dict.fromkeys(WORKED, warm_rows)
-    splits = {split: rows(seed, split, count) for split, count in counts.items()}
+    splits: dict[str, Iterable[Row]] = {split: rows(seed, split, count) for split, count in counts.items()}
     return write_dataset(out, "framed", splits, {"seed": seed})
 
 

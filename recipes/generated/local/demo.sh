@@ -6,7 +6,7 @@ export RUNS="${RUNS:-$PWD/runs}"
 . trainer/shell/task.sh begin '' "/" "10 3"
 bash trainer/shell/setup.sh cpu
 step "${DATA}/shapes-4d457f0c/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-4d457f0c"
-step "${MODELS}/demo-e1ed616a/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-4d457f0c" --out "${MODELS}/demo-e1ed616a"
+step "${MODELS}/demo-ab305cd6/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-4d457f0c" --out "${MODELS}/demo-ab305cd6"
 write ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,7 +15,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-e1ed616a"
+  path: "${MODELS}/demo-ab305cd6"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
